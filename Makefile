@@ -1,0 +1,32 @@
+# make demo   set up and run the main job on the packaged offline embedder
+# make test   set up and run every check and test
+# make lint   style and types alone
+# make clean  remove what these made
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint clean setup
+setup: $(STAMP)
+
+# Installed again only when what is asked for changed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/rsm demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Two workers with one thread each: the suite is many small jobs.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

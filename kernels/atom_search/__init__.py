@@ -1,0 +1,56 @@
+"""Finds the best atoms of each stream for a query, then the best members inside them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rsm_kernels.atom_search import batched, reference
+
+BACKENDS = {"reference": reference.atom_search, "batched": batched.atom_search}
+
+
+def atom_search(
+    q: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    basis: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    member_atom: Tensor,
+    n_members: Tensor,
+    *,
+    top_atoms: int,
+    top_k: int,
+    atom_score: str = "v1",
+    chunk_score: str = "cosine",
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Ranks the members of each stream's `top_atoms` best atoms for each of its Q queries.
+
+    Atom scores: "v1" u_1·q · "centroid" S·q/‖S‖ · "full_basis" ‖Uq‖ · "max_member" max m·q.
+    Chunk scores: "cosine" m·q · "subspace" Σ_j (u_j·q)(u_j·m). Ties: the lower index first.
+
+    Args:
+        q: [B, Q, D] float32 unit rows.
+        slots: [B] int64.
+        sums: [S, M, D] float32.
+        basis: [S, M, K, D], any float dtype.
+        n_atoms, n_members: [S] int64.
+        members: [S, N, D], any float dtype.
+        member_atom: [S, N] integer.
+
+    Returns:
+        places [B, Q, top_k] int64 of members in their stream, -1 where there are no more, and
+        scores [B, Q, top_k], -inf there.
+    """
+    if backend == "auto":
+        backend = "batched"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
+    return BACKENDS[backend](
+        q, slots, sums, basis, n_atoms, members, member_atom, n_members,
+        top_atoms, top_k, atom_score, chunk_score,
+    )  # fmt: skip
+
+
+__all__ = ["BACKENDS", "atom_search"]

@@ -1,0 +1,66 @@
+"""Decides for each chunk of each stream: merge into an atom, or open one. See README.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rsm_kernels.merge_gate import chunkwise, reference
+
+BACKENDS = {"reference": reference.merge_gate, "chunkwise": chunkwise.merge_gate}
+
+
+def merge_gate(
+    x: Tensor,
+    valid: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    member_atom: Tensor,
+    n_members: Tensor,
+    *,
+    tau: float,
+    routing: str = "max",
+    scope: str = "all",
+    gate: str = "max_member",
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Decides where each of T chunks of B streams goes, in order. Changes nothing.
+
+    Per chunk x: `cent_i = S_i·x / ‖S_i‖`, `mem_i = max over members m of atom i of m·x`; merge
+    when the best of them reaches tau, else open an atom; later chunks meet the atoms as earlier
+    ones of the same call have left them.
+
+    Args:
+        x: [B, T, D] unit rows, already rounded to the storage dtype; zero where not valid.
+        valid: [B, T] bool.
+        slots: [B] int64, which row of the tensors below each stream is; distinct.
+        sums: [S, M, D] float32 (or float64) sums of each atom's members.
+        n_atoms: [S] int64 live atoms; sums beyond are not looked at.
+        members: [S, N, D], any float dtype.
+        member_atom: [S, N] integer, the atom of each member.
+        n_members: [S] int64 live members; rows beyond are not looked at.
+        tau, routing, scope, gate: as in `RSMConfig`.
+        backend: "auto", "reference" or "chunkwise".
+
+    Returns:
+        atoms [B, T] int64, -1 where not valid (new atoms count on from n_atoms), and opened
+        [B, T] bool.
+
+    Raises:
+        ValueError: an unknown backend.
+    """
+    if backend == "auto":
+        backend = "chunkwise"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
+    if x.shape[:2].numel() == 0:
+        return valid.new_full(valid.shape, -1, dtype=torch.int64), torch.zeros_like(valid)
+    return BACKENDS[backend](
+        x, valid, slots, sums, n_atoms, members, member_atom, n_members,
+        tau, routing, scope, gate,
+    )  # fmt: skip
+
+
+__all__ = ["BACKENDS", "merge_gate"]

@@ -1,0 +1,195 @@
+"""The merge gate for whole blocks of chunks: matrix products, then a short scan.
+
+Same decisions as `reference.py`. Letters: B streams, T chunks of a block, N members, W columns
+(live atoms and room for those the block may open), D width.
+
+Only the scan is sequential, and it reads no embedding: what a chunk adds to later centroid and
+member scores is already in the products C = X Sᵀ and G = X Xᵀ. On a CPU the scan runs in NumPy,
+whose calls cost a fraction of a torch dispatch; on a GPU the same lines run in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NONE = float("-inf")
+BLOCK = 64  # chunks per scan: the scan costs O(T) a chunk, the products want T large
+TILE = 1 << 20  # scores held at once while looking for the best member: 4 MiB
+NO_ATOM = torch.iinfo(torch.int32).max
+TINY = 1e-24  # a sum that cancelled to nothing has cosine 0 with everything
+
+
+def merge_gate(
+    x: Tensor,
+    valid: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    member_atom: Tensor,
+    n_members: Tensor,
+    tau: float,
+    routing: str,
+    scope: str,
+    gate: str,
+) -> tuple[Tensor, Tensor]:
+    """See `rsm_kernels.merge_gate.merge_gate`."""
+    B, T, D = x.shape
+    x = x.to(sums.dtype)
+    atoms = torch.full((B, T), -1, dtype=torch.int64, device=x.device)
+    opened = torch.zeros((B, T), dtype=torch.bool, device=x.device)
+    here, live = torch.arange(B, device=x.device), n_atoms[slots]
+    held = int(n_members[slots].max())
+    s = torch.where(columns(live)[..., None], sums[slots, : int(live.max())], 0)
+    for t0 in range(0, T, BLOCK):
+        block = slice(t0, min(t0 + BLOCK, T))
+        xb, vb = x[:, block], valid[:, block]
+        # Members so far: those held before, and the chunks of earlier blocks.
+        sources = [(members, member_atom, n_members, slots, held)]
+        if t0:
+            sources.append((x, atoms, torch.full_like(here, t0), here, t0))
+        s = torch.cat([s[:, : int(live.max())], s.new_zeros(B, xb.shape[1], D)], 1)
+        candidates: tuple[Tensor, ...] = ()
+        if gate == "max_member":
+            find = best_member if scope == "all" else best_member_per_atom
+            candidates = find(xb, sources, s.shape[1])
+        atoms[:, block], opened[:, block], live = scan(xb, vb, s, live, candidates, tau, routing)
+        onehot = torch.nn.functional.one_hot(atoms[:, block] + 1, s.shape[1] + 1)[..., 1:]
+        s += onehot.to(s.dtype).mT @ xb
+    return atoms, opened
+
+
+def columns(live: Tensor) -> Tensor:
+    """[B, W] bool: which of W = max(live) columns are live."""
+    return torch.arange(int(live.max()), device=live.device) < live[:, None]
+
+
+# (rows [S, N, D], atom of each [S, N], live rows [S], slot of each stream [B], N to look at)
+Sources = list[tuple[Tensor, Tensor, Tensor, Tensor, int]]
+
+
+def scores(xb: Tensor, sources: Sources) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Tiles of X Memᵀ: (streams, score [b, T, n] with -inf where dead, atom [b, n] with 0 there)."""
+    B, T, _ = xb.shape
+    for rows, atom, n_live, slots, held in sources:
+        step = max(1, min(held, TILE // T, 4096))
+        streams = max(1, TILE // (T * step))
+        for b0 in range(0, B, streams):
+            b = slice(b0, b0 + streams)
+            for n0 in range(0, held, step):
+                n = slice(n0, min(n0 + step, held))
+                tile = rows[slots[b], n].to(xb.dtype)
+                dead = torch.arange(n0, n.stop, device=xb.device) >= n_live[slots[b], None]
+                owner = atom[slots[b], n].to(torch.int64)
+                dead |= owner < 0
+                score = (xb[b] @ tile.mT).masked_fill_(dead[:, None], NONE)
+                yield b, score, owner.masked_fill(dead, 0)
+
+
+def best_member(xb: Tensor, sources: Sources, width: int) -> tuple[Tensor, Tensor]:
+    """Best score over all members and its atom, each [B, T]; ties to the lower atom."""
+    best = torch.full(xb.shape[:2], NONE, dtype=xb.dtype, device=xb.device)
+    best_atom = torch.zeros(xb.shape[:2], dtype=torch.int64, device=xb.device)
+    for b, score, owner in scores(xb, sources):
+        top = score.amax(-1)
+        tied = score == top[..., None]
+        atom = torch.where(tied, owner[:, None], NO_ATOM).amin(-1)
+        now, now_atom = best[b], best_atom[b]
+        better = (top > now) | ((top == now) & (atom < now_atom))
+        best_atom[b] = torch.where(better, atom, now_atom)
+        best[b] = torch.maximum(top, now)
+    return best, best_atom
+
+
+def best_member_per_atom(xb: Tensor, sources: Sources, width: int) -> tuple[Tensor]:
+    """Best member score in each atom, [B, T, W]; -inf where an atom has none."""
+    best = torch.full((*xb.shape[:2], width), NONE, dtype=xb.dtype, device=xb.device)
+    for b, score, owner in scores(xb, sources):
+        best[b].scatter_reduce_(2, owner[:, None].expand(score.shape), score, "amax")
+    return (best,)
+
+
+def scan(
+    xb: Tensor,
+    valid: Tensor,
+    s: Tensor,
+    n_atoms: Tensor,
+    candidates: tuple[Tensor, ...],
+    tau: float,
+    routing: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Decides a block chunk by chunk: atoms [B, T] (-1 where not valid), opened [B, T], n_atoms [B].
+
+    `candidates` is (), the best member per atom ([B, T, W],) or the best member and its atom.
+    """
+    arrays: list[Any] = [
+        valid.T,
+        (xb @ s.mT).transpose(0, 1).contiguous(),  # [T, B, W]
+        (xb @ xb.mT).permute(1, 2, 0).contiguous(),  # [T, T, B]
+        torch.einsum("bwd,bwd->bw", s, s),
+        n_atoms.clone(),
+        *(m.transpose(0, 1).contiguous() for m in candidates),
+    ]
+    out: list[Tensor]
+    if xb.device.type == "cpu":
+        arrays = [a.numpy() for a in arrays]
+        atoms, opened, n_atoms = map(
+            torch.from_numpy, decide(np, *arrays, tau=tau, routing=routing)
+        )
+    else:
+        atoms, opened, n_atoms = decide(torch, *arrays, tau=tau, routing=routing)
+    return atoms.T, opened.T, n_atoms
+
+
+def decide(
+    xp: ModuleType,  # numpy, or torch on a GPU
+    valid: Any,  # [T, B]
+    c: Any,  # [T, B, W] chunk times atom sum; grows as chunks join
+    g: Any,  # [T, T, B] chunk times chunk
+    norm: Any,  # [B, W] squared norm of each atom's sum
+    n: Any,  # [B] live atoms
+    *members: Any,  # best member of each chunk [T, B] and its atom, or by atom [T, B, W]
+    tau: float,
+    routing: str,
+) -> tuple[Any, Any, Any]:
+    T, B, W = c.shape
+    if xp is np:
+        row, column = np.arange(B), np.arange(W)
+    else:
+        row, column = (torch.arange(k, device=c.device) for k in (B, W))  # type: ignore[assignment]
+    atoms, opened = xp.zeros_like(g[:, 0], dtype=n.dtype), xp.zeros_like(valid)
+    for t in range(T):
+        cent = xp.where(column < n[:, None], c[t] / xp.sqrt(xp.clip(norm, TINY, None)), NONE)
+        atom = cent.argmax(-1)  # the nearest; the first of equals
+        score = cent[row, atom]
+        if len(members) == 2:
+            by_member = members[0][t] > score if routing == "max" else score < tau
+            atom = xp.where(by_member, members[1][t], atom)
+            score = xp.where(by_member, members[0][t], score)
+        elif members:
+            score = xp.maximum(score, members[0][t, row, atom])
+        opens = (score < tau) & valid[t]
+        atom = xp.where(opens, n, atom)
+        n = n + opens
+        atoms[t], opened[t] = xp.where(valid[t], atom, -1), opens
+
+        # What this chunk changes for those after it. Rows that are not valid are zero.
+        later = slice(t + 1, T)
+        norm[row, atom] += 2 * c[t, row, atom] + g[t, t]
+        c[later, row, atom] += g[t, later]
+        if members:
+            new = xp.where(valid[t], g[t, later], NONE)
+            if len(members) == 2:
+                best, best_atom = members[0][later], members[1][later]
+                wins = (new > best) | ((new == best) & (atom < best_atom))
+                best_atom[:] = xp.where(wins, atom, best_atom)
+                best[:] = xp.maximum(new, best)
+            else:
+                members[0][later, row, atom] = xp.maximum(members[0][later, row, atom], new)
+    return atoms, opened, n

@@ -1,0 +1,145 @@
+"""A threshold for an embedding space, and what to remove from it first."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rsm_torch.checks import unit_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A threshold and a transform, found on unlabelled examples of one embedding space.
+
+    Attributes:
+        tau: the threshold, a cosine after the transform.
+        quantile: of the pairwise cosines, which tau is.
+        examples: how many examples it rests on.
+        embedder: whose embeddings these are; None when not said.
+        mean: [D] float32 subtracted from every embedding before it is normalised, or None.
+        directions: [R, D] float32 orthonormal rows projected out after that, or None.
+    """
+
+    tau: float
+    quantile: float
+    examples: int
+    embedder: str | None = None
+    mean: Tensor | None = None
+    directions: Tensor | None = None
+
+    def check_width(self, dim: int) -> None:
+        """Raises ValueError unless the transform is for embeddings of width `dim`."""
+        for name in ("mean", "directions"):
+            value = getattr(self, name)
+            if value is not None and value.shape[-1] != dim:
+                raise ValueError(
+                    f"calibration: its {name} has width {value.shape[-1]}, not dim={dim}"
+                )
+
+    def transform(self, x: Tensor) -> Tensor:
+        """x [..., D] with mean and directions removed, in float32 (float64 stays)."""
+        x = x if x.dtype == torch.float64 else x.float()
+        if self.mean is not None:
+            x = x - self.mean.to(x)
+        if self.directions is not None:
+            d = self.directions.to(x)
+            x = x - (x @ d.mT) @ d
+        return x
+
+    def to_dict(self) -> dict[str, Any]:
+        out = dict(self.__dict__)
+        for name in ("mean", "directions"):
+            out[name] = None if out[name] is None else out[name].tolist()
+        return out
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Calibration:
+        """The inverse of `to_dict`. Raises ValueError on keys that are none of its fields."""
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise ValueError(f"calibration: unknown field {', '.join(unknown)}")
+        values = dict(values)
+        for name in ("mean", "directions"):
+            if values.get(name) is not None:
+                values[name] = torch.tensor(values[name], dtype=torch.float32)
+        return cls(**values)
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise ValueError(f"{path}: not a calibration file ({error})") from error
+
+
+def calibrate_tau(
+    x: Tensor,
+    quantile: float = 0.70,
+    sample: int = 50,
+    generator: torch.Generator | None = None,
+    remove_mean: bool = False,
+    remove_directions: int = 0,
+    embedder: str | None = None,
+) -> Calibration:
+    """The `quantile` of pairwise cosines among at most `sample` examples (arXiv:2609.04915, §2).
+
+    Args:
+        x: [n, D] embeddings, any floating dtype, n >= 2, without labels.
+        quantile: in [0, 1], interpolated linearly.
+        sample: most examples to use; more are sampled without replacement.
+        generator: decides the sample; None: the first draw of a generator seeded with 0, so that
+            the same examples give the same tau.
+        remove_mean: subtract the mean of the examples first (for anisotropic spaces, such as raw
+            hidden states).
+        remove_directions: how many leading principal directions of the examples to project out.
+        embedder: a name to keep with the result.
+
+    Raises:
+        TypeError, ValueError: fewer than 2 examples, rows that are NaN, infinite or zero, or
+            nothing left of some row after removal.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(
+            f"x: expected a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}"
+        )
+    if x.dim() != 2 or len(x) < 2:
+        raise ValueError(f"x: expected at least 2 examples, [n, D], got shape {tuple(x.shape)}")
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"quantile: expected a number in [0, 1], got {quantile}")
+    if sample < 2:
+        raise ValueError(f"sample: expected at least 2, got {sample}")
+    if not 0 <= remove_directions < min(min(len(x), sample), x.shape[1]):
+        raise ValueError(
+            f"remove_directions: expected 0 to fewer than min(examples, dim)="
+            f"{min(len(x), sample, x.shape[1])}, got {remove_directions}"
+        )
+    unit_rows(x, None, "x")
+    if len(x) > sample:
+        generator = generator or torch.Generator().manual_seed(0)
+        pick = torch.randperm(len(x), generator=generator, device=generator.device)[:sample]
+        x = x[pick.sort().values.to(x.device)]
+    x = x.float()
+    mean = x.mean(0) if remove_mean else None
+    directions = None
+    if remove_directions:
+        centred = x - x.mean(0)
+        directions = torch.linalg.svd(centred, full_matrices=False).Vh[:remove_directions]
+    found = Calibration(math.nan, quantile, len(x), embedder, mean, directions)
+    unit = unit_rows(found.transform(x), None, "x after removal")
+    i, j = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
+    tau = float((unit[i] * unit[j]).sum(-1).double().quantile(quantile).clamp(-1, 1))
+    cpu = {
+        k: None if v is None else v.cpu() for k, v in (("mean", mean), ("directions", directions))
+    }
+    return Calibration(tau, quantile, len(x), embedder, **cpu)

@@ -1,0 +1,149 @@
+"""Arguments as users give them, made into tensors or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAFE = 1e15  # norms within [1/SAFE, SAFE] neither lose digits nor overflow when squared in float32
+NAMED = 8  # rows named in a message
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A checked write, on the memory's device; rows not valid are zero, -1 or NaN."""
+
+    slots: Tensor  # [B] int64
+    x: Tensor  # [B, T, D] float32 unit rows
+    valid: Tensor  # [B, T] bool
+    times: Tensor  # [B, T] float64
+    labels: Tensor  # [B, T] int64
+    ids: Tensor  # [B, T] int64
+
+
+def as_rows(
+    x: object, name: str, dims: tuple[int, ...], width: int, device: torch.device
+) -> Tensor:
+    """`x` on `device` if it is a float tensor of one of `dims` dimensions and the width asked."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}; convert with .float()")
+    if x.dim() not in dims:
+        wanted = " or ".join(map(str, dims))
+        raise ValueError(f"{name}: expected {wanted} dimensions, got shape {tuple(x.shape)}")
+    if x.shape[-1] != width:
+        raise ValueError(f"{name}: expected width dim={width}, got {x.shape[-1]}")
+    return x.to(device).contiguous()
+
+
+def as_slots(streams: Sequence[int] | Tensor | None, rows: int | None, have: int) -> Tensor:
+    """Distinct slots [B] as int64 on the CPU; None is 0 … rows-1 (all of them if rows is None)."""
+    if streams is None:
+        rows = have if rows is None else rows
+        if rows > have:
+            raise ValueError(
+                f"x: {rows} rows for a memory of {have} streams; name them by streams="
+            )
+        return torch.arange(rows)
+    slots = as_integers(streams, "streams", 1)
+    if rows is not None and len(slots) != rows:
+        raise ValueError(f"streams: expected one slot for each of {rows} rows, got {len(slots)}")
+    wrong = slots[(slots < 0) | (slots >= have)].tolist()
+    if wrong:
+        raise ValueError(
+            f"streams: {named(wrong)} out of range for {have} streams (0 to {have - 1})"
+        )
+    values, times = slots.unique(return_counts=True)
+    if len(values) < len(slots):
+        raise ValueError(f"streams: {named(values[times > 1].tolist())} named more than once")
+    return slots
+
+
+def as_integers(value: object, name: str, dims: int) -> Tensor:
+    """An int64 tensor on the CPU of `dims` dimensions from integers in any container."""
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value)
+    if value.numel() == 0:
+        value = value.to(torch.int64)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name}: expected integers, got {value.dtype}")
+    if value.dim() != dims:
+        raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(value.shape)}")
+    return value.to("cpu", torch.int64)
+
+
+def as_valid(lengths: Sequence[int] | Tensor | None, rows: int, chunks: int) -> Tensor:
+    """[B, T] bool, on the CPU: the first `lengths[b]` of each row."""
+    if lengths is None:
+        return torch.ones(rows, chunks, dtype=torch.bool)
+    given = as_integers(lengths, "lengths", 1)
+    if len(given) != rows:
+        raise ValueError(f"lengths: expected one for each of {rows} rows, got {len(given)}")
+    wrong = [n for n in given.tolist() if not 0 <= n <= chunks]
+    if wrong:
+        raise ValueError(f"lengths: {named(wrong)} outside 0 to {chunks}, the chunks given")
+    return torch.arange(chunks) < given[:, None]
+
+
+def unit_rows(x: Tensor, valid: Tensor | None, name: str) -> Tensor:
+    """Rows of x [..., D] divided by their norms, in float32; rows not valid become zero.
+
+    Raises:
+        ValueError: valid rows that are NaN, infinite or zero, by their indices.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    odd = ~((norm >= 1 / SAFE) & (norm <= SAFE))
+    if valid is not None:
+        odd &= valid[..., None]
+    if bool(odd.any()):  # very small or large rows first to magnitude 1; or there is no direction
+        peak = torch.where(odd, x.abs().amax(-1, keepdim=True), 1)
+        bad = (odd & ~((peak > 0) & peak.isfinite()))[..., 0]
+        if bool(bad.any()):
+            raise ValueError(f"{name}: {describe(x, bad)}")
+        x = torch.where(odd, x / peak, x)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    x = (x / norm).float()
+    return x if valid is None else torch.where(valid[..., None], x, 0)
+
+
+def describe(x: Tensor, bad: Tensor) -> str:
+    """Which rows of x [..., D] have no direction, and why."""
+    where = bad.nonzero()[:NAMED].tolist()
+    reasons = []
+    for at in where:
+        row = x[tuple(at)]
+        why = "NaN" if row.isnan().any() else "inf" if row.isinf().any() else "zero"
+        reasons.append(f"{', '.join(map(str, at))} ({why})")
+    more = int(bad.sum()) - len(where)
+    text = f"rows without a direction: [{'], ['.join(reasons)}]" + (
+        f" and {more} more" if more else ""
+    )
+    return text + "; nothing was stored. Drop or repair them"
+
+
+def as_payload(
+    value: Tensor | None, name: str, valid: Tensor, dtype: torch.dtype, empty: float
+) -> Tensor:
+    """A [B, T] payload on the device of `valid`, `empty` where not valid or not given."""
+    if value is None:
+        return torch.full(valid.shape, empty, dtype=dtype, device=valid.device)
+    value = torch.as_tensor(value)
+    if value.shape != valid.shape:
+        raise ValueError(f"{name}: expected shape {tuple(valid.shape)}, got {tuple(value.shape)}")
+    if dtype == torch.int64 and (value.is_floating_point() or value.dtype == torch.bool):
+        raise TypeError(f"{name}: expected integers, got {value.dtype}")
+    value = value.to(valid.device, dtype)
+    if dtype == torch.int64 and bool((value[valid] < 0).any()):
+        raise ValueError(f"{name}: expected integers >= 0, got {int(value[valid].min())}")
+    return torch.where(valid, value, empty)
+
+
+def named(values: list) -> str:
+    """A few of `values` for a message."""
+    more = f" and {len(values) - NAMED} more" if len(values) > NAMED else ""
+    return ", ".join(map(str, values[:NAMED])) + more

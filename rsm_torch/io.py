@@ -1,0 +1,152 @@
+"""Memories on disk: `config.json`, which names, sizes and hashes one safetensors file.
+
+The tensors go to a new file first; replacing `config.json` then switches to it in one step, so a
+directory always holds a whole memory, the old one or the new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load as tensors_from
+from safetensors.torch import save as tensors_to
+from torch import Tensor
+
+from rsm_torch.bank import PER_ATOM, PER_MEMBER, Bank
+from rsm_torch.calibrate import Calibration
+from rsm_torch.config import RSMConfig
+
+FORMAT = 1
+KIND = "rsm_torch.StreamMemory"
+# From each older format to the next: {version: migration of (manifest, tensors)}.
+MIGRATIONS: dict[int, Callable[[dict, dict[str, Tensor]], None]] = {}
+
+
+@dataclass(frozen=True)
+class Saved:
+    config: RSMConfig
+    streams: int
+    calibration: Calibration | None
+    tensors: dict[str, Tensor]
+
+
+def save(path: Path, config: RSMConfig, calibration: Calibration | None, bank: Bank) -> None:
+    """Write a memory into the directory `path`, which is made if need be."""
+    path.mkdir(parents=True, exist_ok=True)
+    data = tensors_to(bank.flat(), metadata={"format": str(FORMAT)})
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"memory-{digest[:16]}.safetensors"
+    manifest = {
+        "kind": KIND,
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "streams": bank.streams,
+        "calibration": None if calibration is None else calibration.to_dict(),
+        "tensors": {"file": name, "bytes": len(data), "sha256": digest},
+    }
+    manifest["sha256"] = fingerprint(manifest)
+    write_whole(path / name, data)
+    write_whole(path / "config.json", (json.dumps(manifest, indent=2) + "\n").encode())
+    for old in path.glob("memory-*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def load(path: Path) -> Saved:
+    """Read and check a memory. Raises FileNotFoundError or ValueError, naming file and fault."""
+    manifest = read_manifest(path)
+    file = path / manifest["tensors"]["file"]
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: missing, though {path / 'config.json'} names it")
+    data = file.read_bytes()
+    if len(data) != manifest["tensors"]["bytes"]:
+        raise ValueError(
+            f"{file}: {len(data)} bytes, expected {manifest['tensors']['bytes']}: truncated"
+        )
+    if hashlib.sha256(data).hexdigest() != manifest["tensors"]["sha256"]:
+        raise ValueError(f"{file}: its SHA-256 is not the one in config.json: damaged")
+    try:
+        tensors = tensors_from(data)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file}: not a safetensors file ({error})") from error
+    for version in range(manifest["format"], FORMAT):
+        MIGRATIONS[version](manifest, tensors)
+    config = RSMConfig.from_dict(manifest["config"])
+    check_tensors(file, tensors, config, manifest["streams"])
+    calibration = manifest["calibration"]
+    if calibration is not None:
+        calibration = Calibration.from_dict(calibration)
+    return Saved(config, manifest["streams"], calibration, tensors)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The contents of `path`/config.json, checked against their own hash."""
+    file = path / "config.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: no memory saved here")
+    try:
+        manifest = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON ({error}): truncated or damaged") from error
+    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        raise ValueError(f"{file}: not the config of a {KIND}")
+    version = manifest.get("format")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT:
+        raise ValueError(
+            f"{file}: format version {version!r}; this library reads 1 to {FORMAT}. "
+            "Load it with the version of rsm_torch that wrote it"
+        )
+    if manifest.pop("sha256", None) != fingerprint(manifest):
+        raise ValueError(f"{file}: its contents do not match their SHA-256: damaged or edited")
+    return manifest
+
+
+def check_tensors(file: Path, tensors: dict[str, Tensor], config: RSMConfig, streams: int) -> None:
+    """Every tensor there, of the dtype and shape its config says."""
+    bank = Bank(config, 0, "cpu")
+    missing = sorted(set(dict(bank.named_buffers())) ^ set(tensors))
+    if missing:
+        raise ValueError(f"{file}: tensors missing or unknown: {', '.join(missing)}")
+    total = {"N": int(tensors["n_members"].sum()), "M": int(tensors["n_atoms"].sum())}
+    for name, like in bank.named_buffers():
+        shape: tuple[int, ...] = tuple(like.shape)
+        if name in PER_MEMBER or name in PER_ATOM:
+            shape = (total["N" if name in PER_MEMBER else "M"], *like.shape[2:])
+        elif like.dim():
+            shape = (streams,)
+        got = tensors[name]
+        if got.dtype != like.dtype or tuple(got.shape) != shape:
+            raise ValueError(
+                f"{file}: {name} is {got.dtype} {tuple(got.shape)}, expected {like.dtype} {shape}"
+            )
+
+
+def fingerprint(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest, whatever its layout."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write to a temporary name, sync, and rename: `file` is the old one or the new, never half."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,338 @@
+"""`StreamMemory`: the compact memories of many streams, as tensors on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rsm_kernels.merge_gate import BACKENDS, merge_gate
+from rsm_torch import io, retrieve
+from rsm_torch.bank import ROUNDING, Bank
+from rsm_torch.calibrate import Calibration
+from rsm_torch.checks import (
+    Batch,
+    as_integers,
+    as_payload,
+    as_rows,
+    as_slots,
+    as_valid,
+    named,
+    unit_rows,
+)
+from rsm_torch.config import RSMConfig
+from rsm_torch.retrieve import AtomScore, ChunkScore, Hits
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write` did with each chunk: `atoms` [B, T] int64 (-1 where padded) is the index of
+    its atom within its stream, `opened` [B, T] whether it opened that atom, `ids` [B, T] int64
+    (-1 where padded) its id."""
+
+    atoms: Tensor
+    opened: Tensor
+    ids: Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Live `atoms` [B] and `members` [B] of each stream asked for, int64."""
+
+    atoms: Tensor
+    members: Tensor
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of one stream in the order written: `ids` [N], `atoms` [N] (index), `vectors`
+    [N, D] float32, `times` [N] float64 (NaN: none), `labels` [N] (-1: none)."""
+
+    ids: Tensor
+    atoms: Tensor
+    vectors: Tensor
+    times: Tensor
+    labels: Tensor
+
+
+class StreamMemory(nn.Module):
+    """Clusters chunks of many streams online into atoms, and finds them again.
+
+    A chunk joins an atom of its own stream when its cosine to the atom's centroid, or to one of
+    its members, reaches `config.tau`; otherwise it opens an atom. Streams never see each other.
+
+    Args:
+        config: what to cluster by and what to keep.
+        streams: number of slots, addressed as 0 … streams - 1.
+        device: where the tensors live; anything written or asked is moved there.
+        backend: of the merge gate: "auto", "reference" or "chunkwise".
+        calibration: its transform is applied to everything written and asked, and saved with the
+            memory. Its tau is not: `RSMConfig(tau=calibration.tau)` sets that.
+
+    State grows by doubling; `reserve` makes room beforehand. An empty memory costs 16 bytes a
+    stream and 8 more; a full one what `nbytes` says. Every slot has room for as many members as
+    the fullest.
+    """
+
+    def __init__(
+        self,
+        config: RSMConfig,
+        streams: int = 1,
+        device: torch.device | str = "cpu",
+        backend: str = "auto",
+        calibration: Calibration | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(config, RSMConfig):
+            raise TypeError(f"config: expected an RSMConfig, got {type(config).__name__}")
+        if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
+            raise ValueError(f"streams: expected an int of at least 1, got {streams!r}")
+        if backend not in ("auto", *BACKENDS):
+            raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
+        if calibration is not None:
+            calibration.check_width(config.dim)
+        self.config = config
+        self.backend = backend
+        self.calibration = calibration
+        self.bank = Bank(config, streams, device)
+
+    @property
+    def streams(self) -> int:
+        """Number of slots."""
+        return self.bank.streams
+
+    @property
+    def device(self) -> torch.device:
+        return self.bank.device
+
+    def extra_repr(self) -> str:
+        return f"{self.config}, streams={self.streams}, device={self.device}"
+
+    # -- writing ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def write(
+        self,
+        x: Tensor,
+        streams: Sequence[int] | Tensor | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
+        times: Tensor | None = None,
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> Written:
+        """Write T chunks to each of B streams, in order.
+
+        Args:
+            x: [B, T, D], any floating dtype; rows are normalised here.
+            streams: [B] slots, distinct, in any order; None: 0 … B-1.
+            lengths: [B], how many chunks of each row count; None: all T.
+            times: [B, T] seconds; NaN or None: unknown.
+            labels: [B, T] integers >= 0 to find again with the members; None: none.
+            ids: [B, T] integers >= 0 that no stored chunk has; None: counted on from the largest
+                id ever seen, so that ids of forgotten chunks do not come back.
+
+        Raises:
+            TypeError, ValueError: an argument of the wrong type, shape or range; rows that are
+                NaN, infinite or zero, by their indices. Nothing is written then.
+        """
+        batch = self._batch(x, streams, lengths, times, labels, ids)
+        b, c = self.bank, self.config
+        atoms, opened = merge_gate(
+            batch.x, batch.valid, batch.slots, b.sums, b.n_atoms,
+            b.members, b.member_atom, b.n_members,
+            tau=min(c.tau, 1 - ROUNDING[c.storage]), routing=c.routing, scope=c.scope,
+            gate=c.gate, backend=self.backend,
+        )  # fmt: skip
+        b.append(batch, atoms, opened, batch.ids)
+        return Written(atoms, opened, batch.ids)
+
+    @torch.no_grad()
+    def assign(
+        self,
+        x: Tensor,
+        atoms: Tensor,
+        streams: Sequence[int] | Tensor | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
+        times: Tensor | None = None,
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> Written:
+        """`write` with the partition given instead of decided: how a memory is rebuilt.
+
+        Args:
+            atoms: [B, T] integers >= 0 that name an atom within their stream, as `atom_labels`
+                returns them. A name the stream does not have yet opens an atom of that name.
+        """
+        batch = self._batch(x, streams, lengths, times, labels, ids)
+        names = as_payload(atoms, "atoms", batch.valid, torch.int64, -1)
+        index = torch.full_like(names, -1)
+        opened = torch.zeros_like(batch.valid)
+        for row, slot in enumerate(batch.slots.tolist()):
+            known = {name: i for i, name in enumerate(self.atom_labels(slot).tolist())}
+            for t in batch.valid[row].nonzero().flatten().tolist():
+                name = int(names[row, t])
+                opened[row, t] = name not in known
+                index[row, t] = known.setdefault(name, len(known))
+        self.bank.append(batch, index, opened, names)
+        return Written(index, opened, batch.ids)
+
+    def _batch(
+        self,
+        x: Tensor,
+        streams: Sequence[int] | Tensor | None,
+        lengths: Sequence[int] | Tensor | None,
+        times: Tensor | None,
+        labels: Tensor | None,
+        ids: Tensor | None,
+    ) -> Batch:
+        """The arguments of a write, checked, transformed, normalised and rounded once."""
+        x = as_rows(x, "x", (3,), self.config.dim, self.device)
+        slots = as_slots(streams, x.shape[0], self.streams).to(self.device)
+        valid = as_valid(lengths, x.shape[0], x.shape[1]).to(self.device)
+        times = as_payload(times, "times", valid, torch.float64, math.nan)
+        labels = as_payload(labels, "labels", valid, torch.int64, -1)
+        rows = self._unit(x, valid, "x")
+        if ids is None:
+            new = self.bank.next_id + valid.flatten().cumsum(0).view_as(valid) - 1
+            ids = torch.where(valid, new, -1)
+        else:
+            ids = as_payload(ids, "ids", valid, torch.int64, -1)
+            self.bank.check_new(ids[valid])
+        return Batch(slots, rows, valid, times, labels, ids)
+
+    def _unit(self, x: Tensor, valid: Tensor | None, name: str) -> Tensor:
+        if self.calibration is not None:
+            unit_rows(x, valid, name)
+            x, name = self.calibration.transform(x), f"{name} after the calibration's transform"
+        return unit_rows(x, valid, name).to(self.bank.members.dtype).float()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def search(
+        self,
+        q: Tensor,
+        streams: Sequence[int] | Tensor | None = None,
+        top_atoms: int = 5,
+        top_k: int = 20,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+    ) -> Hits:
+        """The best members inside the best atoms of each stream.
+
+        Args:
+            q: [B, D], or [B, Q, D] for Q queries of each stream.
+            streams: [B] slots, distinct; None: 0 … B-1.
+            top_atoms: atoms to look into; more than there are means all.
+            top_k: members to return of each query.
+            atom_score: "v1" u_1·q, "centroid", "full_basis" ‖Uq‖, or "max_member".
+            chunk_score: "cosine", or "subspace" Σ_j (u_j·q)(u_j·x).
+
+        Raises:
+            TypeError, ValueError: as `write`; also for a query that is zero, NaN or infinite.
+        """
+        q = as_rows(q, "q", (2, 3), self.config.dim, self.device)
+        slots = as_slots(streams, q.shape[0], self.streams).to(self.device)
+        unit = self._unit(q if q.dim() == 3 else q[:, None], None, "q")
+        hits = retrieve.find(self.bank, unit, slots, top_atoms, top_k, atom_score, chunk_score)
+        if q.dim() == 2:
+            hits = Hits(hits.ids[:, 0], hits.scores[:, 0], hits.atoms[:, 0])
+        return hits
+
+    def members(self, stream: int) -> Members:
+        """What one stream holds. Copies."""
+        slot = int(as_slots([stream], None, self.streams))
+        n, b = int(self.bank.n_members[slot]), self.bank
+        return Members(
+            b.ids[slot, :n].clone(),
+            b.member_atom[slot, :n].to(torch.int64),
+            b.members[slot, :n].to(torch.float32, copy=True),
+            b.times[slot, :n].clone(),
+            b.labels[slot, :n].clone(),
+        )
+
+    def atom_labels(self, stream: int) -> Tensor:
+        """[M] int64, names of one stream's live atoms that last: the id of the chunk that opened
+        each, even after that chunk was forgotten. Atom indices move up when an atom empties."""
+        slot = int(as_slots([stream], None, self.streams))
+        return self.bank.atom_labels[slot, : int(self.bank.n_atoms[slot])].clone()
+
+    def counts(self, streams: Sequence[int] | Tensor | None = None) -> Counts:
+        slots = as_slots(streams, None, self.streams).to(self.device)
+        return Counts(self.bank.n_atoms[slots], self.bank.n_members[slots])
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the tensors by kind, room included, and their "total"."""
+        size = {k: t.numel() * t.element_size() for k, t in self.bank.named_buffers()}
+        return {**size, "total": sum(size.values())}
+
+    # -- removing -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forget(
+        self, ids: Sequence[int] | Tensor, streams: Sequence[int] | Tensor | None = None
+    ) -> None:
+        """Remove chunks exactly: sums and bases become those of the members that are left.
+
+        Args:
+            ids: ids to remove; one named twice counts once.
+            streams: slots to look in; None: all.
+
+        Raises:
+            KeyError: ids that are not stored there; nothing is removed then.
+        """
+        wanted = as_integers(ids, "ids", 1).unique().to(self.device)
+        slots = as_slots(streams, None, self.streams).to(self.device)
+        found = torch.isin(self.bank.ids[slots], wanted) & (self.bank.ids[slots] >= 0)
+        missing = wanted[~torch.isin(wanted, self.bank.ids[slots][found])]
+        if len(missing):
+            raise KeyError(f"ids: {named(missing.tolist())} not stored; nothing was removed")
+        for row in found.any(1).nonzero().flatten().tolist():
+            slot = int(slots[row])
+            self.bank.keep_only(slot, ~found[row, : int(self.bank.n_members[slot])])
+
+    @torch.no_grad()
+    def reset(self, streams: Sequence[int] | Tensor | None = None) -> None:
+        """Empty these streams; None: all. Ids go on counting."""
+        self.bank.clear(as_slots(streams, None, self.streams).to(self.device))
+
+    @torch.no_grad()
+    def reserve(
+        self, chunks: int = 0, atoms: int | None = None, streams: int | None = None
+    ) -> None:
+        """Make room beforehand: `chunks` more members and `atoms` more atoms (default: as many)
+        in every stream, and `streams` slots in all. Never shrinks."""
+        for name, value in (("chunks", chunks), ("atoms", atoms), ("streams", streams)):
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name}: expected an int of at least 0, got {value!r}")
+        if streams is not None:
+            self.bank.add_streams(streams)
+        self.bank.make_room(chunks, atoms)
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write `config.json` and one safetensors file into the directory `path`.
+
+        An older memory there stays whole until the new one is complete on disk.
+        """
+        io.save(Path(path), self.config, self.calibration, self.bank)
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, device: torch.device | str = "cpu", backend: str = "auto"
+    ) -> StreamMemory:
+        """Read what `save_pretrained` wrote.
+
+        Raises:
+            FileNotFoundError: no memory there.
+            ValueError: damaged files, or a format version this library does not know.
+        """
+        saved = io.load(Path(path))
+        memory = cls(saved.config, saved.streams, device, backend, saved.calibration)
+        memory.bank.load_flat(saved.tensors)
+        return memory

@@ -1,0 +1,25 @@
+"""Fixtures and rules for the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The real benchmark files, or a skip that says where they were looked for."""
+    folder = Path(os.environ.get("RSM_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no benchmark files: set RSM_DATA, or put them into {folder}")
+    return folder

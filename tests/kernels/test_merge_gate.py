@@ -1,0 +1,149 @@
+"""The chunkwise gate decides as the fp64 reference does, and the reference as the rule says."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from gate_cases import Tally, check_backend, chunks
+from torch.nn.functional import normalize
+
+from rsm_kernels.merge_gate import chunkwise, merge_gate
+
+MODES = [
+    {"routing": r, "scope": s, "gate": g}
+    for r, s, g in itertools.product(
+        ("max", "centroid_first"), ("all", "nearest"), ("max_member", "centroid")
+    )
+]
+LONG = {257: 2, 64: 2, 7: 4, 1: 6}  # T: streams, since the reference is slow
+
+
+def name(mode: dict) -> str:
+    return "-".join(mode.values())
+
+
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_equals_the_reference(mode):
+    tally = Tally()
+    cases = itertools.product(LONG.items(), (1, 3, 33, 384), ("clustered", "repeats"))
+    for seed, ((T, B), D, kind) in enumerate(cases):
+        if T == 257 and D == 384 and kind == "repeats":
+            T = 130  # past two blocks all the same
+        check_backend(
+            "chunkwise", tally, kind=kind, B=B, T=T, D=D, seed=seed, tau=(0.6, 0.9)[seed % 2],
+            settings=mode, held=(0, 5)[seed % 2], ragged=seed % 3 == 2,
+        )  # fmt: skip
+    assert tally.chunks > 1500
+    assert tally.wrong == []
+    assert tally.excused <= tally.chunks // 200, f"{tally.excused} of {tally.chunks} excused"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_exact_ties(mode):
+    tally = Tally()
+    for seed in range(12):
+        check_backend(
+            "chunkwise", tally, kind="axes", B=4, T=40, D=5, seed=seed, tau=(1 - 2e-6, 0.0)[seed % 2],
+            settings=mode, held=10,
+        )  # fmt: skip
+    assert tally.wrong == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_members(dtype):
+    tally = Tally()
+    for seed in range(8):
+        check_backend(
+            "chunkwise", tally, kind="clustered", B=3, T=20, D=48, seed=seed, tau=0.7,
+            settings=MODES[0], dtype=dtype, held=30,
+        )  # fmt: skip
+    assert tally.wrong == []
+
+
+def one(x, tau=0.9, state=None, **mode):
+    """Atoms of rows x [T, D] written to one empty stream by the reference."""
+    T, D = x.shape
+    x = normalize(x, dim=-1)[None]
+    empty = (
+        torch.zeros(1, 0, D), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 0, D),
+        torch.zeros(1, 0, dtype=torch.int32), torch.zeros(1, dtype=torch.int64),
+    )  # fmt: skip
+    valid, slots = torch.ones(1, T, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+    out = [
+        merge_gate(x, valid, slots, *empty, tau=tau, backend=b, **mode)[0][0].tolist()
+        for b in ("reference", "chunkwise")
+    ]
+    assert out[0] == out[1]
+    return out[0]
+
+
+def angles(*degrees):
+    a = torch.tensor(degrees, dtype=torch.float32).deg2rad()
+    return torch.stack([a.cos(), a.sin()], 1)
+
+
+def test_a_member_alone_can_pass_the_gate():
+    # Steps of 20° pass a gate of 25° by the last member; the centroid falls behind.
+    x = angles(0, 20, 40, 60)
+    tau = float(torch.tensor(25.0).deg2rad().cos())
+    assert one(x, tau) == [0, 0, 0, 0]
+    assert one(x, tau, gate="centroid") == [0, 0, 1, 1]
+
+
+def test_routing_max_takes_the_best_of_either_kind():
+    # Atom 0 = {0°, 40°} (centroid 20°), atom 1 = {65°}. A chunk at 46° is 26° from the first
+    # centroid, 19° from the second, and 6° from the member at 40°.
+    tau = float(torch.tensor(24.0).deg2rad().cos())
+    x = angles(0, 20, 40, 65, 46)
+    assert one(x, tau)[-1] == 0
+    assert one(x, tau, routing="centroid_first")[-1] == 1
+    assert one(x, tau, scope="nearest")[-1] == 1
+
+
+def test_ties_prefer_the_lower_atom():
+    # The diagonal is as near to both atoms, centroids and members alike.
+    x = torch.eye(2)
+    diagonal = torch.ones(1, 2)
+    assert one(torch.cat([x, diagonal]), 0.5)[-1] == 0
+    assert one(torch.cat([x.flip(0), diagonal]), 0.5)[-1] == 0
+
+
+def test_an_exact_multiple_of_nothing():
+    # Opposite chunks cancel: the sum has no direction, and counts as cosine 0 to everything.
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    assert one(x, -1.0) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_nothing_to_write(shape):
+    B, T = shape
+    atoms, opened = merge_gate(
+        torch.zeros(B, T, 4), torch.ones(B, T, dtype=torch.bool), torch.arange(B),
+        torch.zeros(2, 0, 4), torch.zeros(2, dtype=torch.int64), torch.zeros(2, 0, 4),
+        torch.zeros(2, 0, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), tau=0.5,
+    )  # fmt: skip
+    assert atoms.shape == opened.shape == (B, T)
+
+
+def test_blocks_do_not_matter(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    x = chunks("clustered", 3, 100, 16, g)
+    valid, slots = torch.ones(3, 100, dtype=torch.bool), torch.arange(3)
+    state = (
+        torch.zeros(3, 0, 16), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 0, 16),
+        torch.zeros(3, 0, dtype=torch.int32), torch.zeros(3, dtype=torch.int64),
+    )  # fmt: skip
+    out = []
+    for block, tile in ((64, 1 << 20), (7, 64), (1, 1), (128, 1000)):
+        monkeypatch.setattr(chunkwise, "BLOCK", block)
+        monkeypatch.setattr(chunkwise, "TILE", tile)
+        out.append(merge_gate(x, valid, slots, *state, tau=0.7)[0])
+    assert all(torch.equal(out[0], o) for o in out[1:])
+    assert out[0].max() > 2
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match=r"backend: .*chunkwise.*'cuda'"):
+        merge_gate(*[torch.zeros(0)] * 8, tau=0.5, backend="cuda")

@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from rsm_torch import basis
+
+
+def decaying(n: int, D: int, seed: int = 0, decay: float = 0.3) -> torch.Tensor:
+    """Rows whose singular values fall off geometrically."""
+    g = torch.Generator().manual_seed(seed)
+    u = torch.linalg.qr(torch.randn(n, min(n, D), generator=g)).Q
+    v = torch.linalg.qr(torch.randn(D, min(n, D), generator=g)).Q
+    return (u * decay ** torch.arange(min(n, D))) @ v.mT * n**0.5
+
+
+def angles(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Principal angles between row spaces, by their sines (cosines lose small angles)."""
+    rest = u.double() - u.double() @ v.double().mT @ v.double()
+    return torch.linalg.svdvals(rest).clamp(max=1).asin()
+
+
+@pytest.mark.parametrize(("n", "D"), [(5, 40), (40, 5), (64, 64), (1, 7), (3, 1)])
+def test_exact_is_the_svd(n, D):
+    x = decaying(n, D)
+    K = min(3, D)
+    u, s = basis.exact(x, K)
+    want = torch.linalg.svd(x.double(), full_matrices=False)
+    k = min(K, n)
+    torch.testing.assert_close(s[:k].double(), want.S[:k], rtol=1e-3, atol=1e-4)
+    assert angles(u[:k], want.Vh[:k].float()).max() < 1e-3
+    torch.testing.assert_close(u[:k] @ u[:k].mT, torch.eye(k), atol=1e-4, rtol=0)
+    assert not u[k:].any()
+    assert not s[k:].any()
+
+
+@pytest.mark.parametrize("block", [1, 7, 50])
+def test_updates_approach_the_svd(block):
+    x = decaying(200, 48, decay=0.2)
+    u, s = torch.zeros(1, 3, 48), torch.zeros(1, 3)
+    for rows in x.split(block):
+        u, s = basis.update(u, s, rows[None])
+    want = torch.linalg.svd(x.double(), full_matrices=False)
+    assert angles(u[0, :2], want.Vh[:2].float()).max() < 2e-2
+    torch.testing.assert_close(s[0, :2].double(), want.S[:2], rtol=1e-2, atol=0)
+
+
+def test_padding_rows_change_nothing():
+    x = decaying(6, 20)
+    empty = torch.zeros(1, 2, 20), torch.zeros(1, 2)
+    plain = basis.update(*empty, x[None])
+    padded = basis.update(*empty, torch.cat([x, torch.zeros(9, 20)])[None])
+    torch.testing.assert_close(plain[1], padded[1])
+    assert angles(plain[0][0], padded[0][0]).max() < 1e-4
+
+
+def test_signs():
+    u = torch.tensor([[[-1.0, 0, 0], [0, 0.6, -0.8]]])
+    turned = basis.orient(u, torch.tensor([[2.0, 5, 5]]))
+    assert turned.tolist() == [[[1, 0, 0], [0, pytest.approx(-0.6), pytest.approx(0.8)]]]
+
+
+def test_groups_hold_every_row_once_in_order():
+    g = torch.Generator().manual_seed(0)
+    atoms = torch.randint(-1, 4, (3, 200), generator=g)
+    x = torch.arange(600.0).view(3, 200, 1) + 1
+    slots = torch.tensor([5, 0, 9])
+    seen: dict = {}
+    for (slot, atom), rows in basis.groups(slots, x, atoms):
+        assert rows.shape[1] <= basis.ROUND
+        for s, a, r in zip(slot.tolist(), atom.tolist(), rows, strict=True):
+            seen.setdefault((s, a), []).extend(r[r != 0].tolist())
+    for b, slot in enumerate(slots.tolist()):
+        for a in range(4):
+            assert seen.get((slot, a), []) == x[b, atoms[b] == a].flatten().tolist()

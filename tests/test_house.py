@@ -1,0 +1,200 @@
+"""The structure of the project: arrows point down, imports do nothing, names are public on purpose."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+# Higher ranks may import lower ones; equals and higher may not. Packages stand for all in them.
+RANKS = {
+    "rsm_torch.cli": 10,
+    "rsm_torch.experiments": 9,
+    "rsm_torch.eval": 8,
+    "rsm_torch.baselines": 7,
+    "rsm_torch.integrations": 7,
+    "rsm_torch.text": 6,
+    "rsm_torch.hidden": 6,
+    "rsm_torch.memory": 5,
+    "rsm_torch.retrieve": 4,
+    "rsm_torch.io": 4,
+    "rsm_torch.pack": 4,
+    "rsm_torch.bank": 3,
+    "rsm_torch.basis": 2,
+    "rsm_torch.storage": 2,
+    "rsm_torch.calibrate": 2,
+    "rsm_torch.layout": 2,
+    "rsm_torch.hits": 1,
+    "rsm_torch.tokens": 1,
+    "rsm_torch.checks": 1,
+    "rsm_torch.config": 1,
+    "rsm_kernels": 0,
+}
+PUBLIC = {
+    "AgentMemory", "Calibration", "Context", "Hit", "Hits", "Item", "RSMConfig", "StreamMemory",
+    "calibrate_tau", "chunk", "pack",
+}  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder, name in (("rsm_torch", "rsm_torch"), ("kernels", "rsm_kernels")):
+        for file in (ROOT / folder).rglob("*.py"):
+            parts = file.relative_to(ROOT / folder).with_suffix("").parts
+            parts = parts[:-1] if parts[-1] == "__init__" else parts
+            found[".".join((name, *parts))] = file
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, file: Path) -> set[str]:
+    """Modules of this project that a file imports anywhere in it, for typing or lazily too."""
+    out = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            out |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                out.add(full if full in MODULES else str(node.module))
+    return {m for m in out if m.split(".")[0] in ("rsm_torch", "rsm_kernels")} - {name}
+
+
+ARROWS = {name: imports(name, file) for name, file in MODULES.items()}
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return "rsm_kernels" if parts[0] == "rsm_kernels" else ".".join(parts[:2])
+
+
+def test_every_room_has_a_rank():
+    assert {room(m) for m in MODULES} - {"rsm_torch"} <= set(RANKS)
+
+
+def test_arrows_point_down():
+    wrong = [
+        f"{source} imports {target}"
+        for source, targets in ARROWS.items()
+        for target in targets
+        if source != "rsm_torch"
+        and room(source) != room(target)
+        and RANKS[room(source)] <= RANKS.get(room(target), 99)
+    ]
+    assert wrong == []
+
+
+def test_there_are_no_cycles():
+    state: dict[str, int] = defaultdict(int)
+    path: list[str] = []
+
+    def visit(module: str) -> None:
+        assert state[module] != 1, f"cycle: {' > '.join([*path, module])}"
+        if state[module] == 2:
+            return
+        state[module] = 1
+        path.append(module)
+        for target in ARROWS[module]:
+            visit(target)
+        path.pop()
+        state[module] = 2
+
+    for module in MODULES:
+        visit(module)
+
+
+def test_kernels_know_nothing_of_the_library():
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    for module, targets in ARROWS.items():
+        if module.startswith("rsm_kernels"):
+            assert all(t.startswith("rsm_kernels") for t in targets), module
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("transformers", ("rsm_torch.hidden", "rsm_torch.text", "rsm_torch.tokens")),
+        ("triton", ("rsm_kernels",)),
+        ("sqlite3", ("rsm_torch.text", "rsm_torch.cli")),
+    ],
+)
+def test_where_heavy_packages_are_imported(package, allowed):
+    importers = {
+        room(name)
+        for name, file in MODULES.items()
+        if re.search(rf"^\s*(import|from) {package}\b", file.read_text(encoding="utf-8"), re.M)
+    }
+    assert importers <= set(allowed)
+
+
+def test_every_package_is_listed_for_the_wheel():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    here = {n for n, f in MODULES.items() if f.name == "__init__.py"} | {"rsm_kernels"}
+    assert set(listed) == here
+    assert listed == sorted(listed, key=lambda n: (n.startswith("rsm_kernels"), n))
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd="/",
+    ).stdout.strip()
+
+
+def test_the_public_names():
+    listed = run(
+        "import rsm_torch; print(*rsm_torch.__all__); [getattr(rsm_torch, n) for n in rsm_torch.__all__]"
+    )
+    assert listed.split() == sorted(PUBLIC | {"__version__"})
+
+
+def test_import_does_nothing():
+    code = """
+import os, sys, threading
+before = dict(os.environ), set(sys.modules), threading.active_count()
+import torch
+loaded = set(sys.modules)
+import rsm_torch
+assert not torch.cuda.is_initialized()
+assert dict(os.environ) == before[0] and threading.active_count() == before[2]
+heavy = {'transformers', 'sentence_transformers', 'triton', 'sqlite3', 'typer', 'rich', 'matplotlib', 'sklearn'}
+print(*sorted(heavy & {m.split('.')[0] for m in set(sys.modules) - loaded}))
+"""
+    assert run(code) == ""
+
+
+def test_import_is_quick():
+    # What importing adds to torch's own time, in bytecode and modules rather than seconds.
+    code = """
+import sys, torch
+before = set(sys.modules)
+import rsm_torch, rsm_torch.memory
+print(len(set(sys.modules) - before))
+"""
+    assert int(run(code)) < 120
+
+
+def test_it_imports_beside_a_module_called_kernels():
+    # From the repository's root, transformers must find its own `kernels`, not this folder.
+    subprocess.run(
+        [sys.executable, "-c", "import rsm_torch, transformers; from transformers import AutoModel"],
+        check=True, capture_output=True, cwd=ROOT,
+    )  # fmt: skip
+
+
+def test_files_stay_small():
+    long = {n: len(f.read_text().splitlines()) for n, f in MODULES.items()}
+    assert {n: k for n, k in long.items() if k > 400} == {}

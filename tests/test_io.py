@@ -1,0 +1,161 @@
+"""Saving and loading: whole, checked, atomic."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_memory import chunks, filled, same, state
+
+from rsm_torch.config import RSMConfig
+from rsm_torch.io import fingerprint
+from rsm_torch.memory import StreamMemory
+
+
+def tensors_file(path):
+    (file,) = path.glob("*.safetensors")
+    return file
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+def test_round_trip(tmp_path, storage):
+    memory = filled(storage=storage, rank=3, routing="centroid_first", scope="nearest")
+    memory.forget([0, 7])
+    memory.save_pretrained(tmp_path)
+    again = StreamMemory.from_pretrained(tmp_path)
+    assert again.config == memory.config
+    assert same(state(memory), state(again))
+    x = chunks(3, 50, seed=9)
+    assert torch.equal(memory.write(x).ids, again.write(x).ids)
+    assert same(state(memory), state(again))
+
+
+def test_an_empty_memory(tmp_path):
+    StreamMemory(RSMConfig(5), 7).save_pretrained(tmp_path)
+    again = StreamMemory.from_pretrained(tmp_path)
+    assert again.streams == 7
+    again.write(torch.randn(7, 2, 5))
+
+
+def test_the_file_holds_live_rows_only(tmp_path):
+    memory = StreamMemory(RSMConfig(32), 100)
+    memory.reserve(chunks=1000)
+    memory.write(torch.randn(1, 10, 32), streams=[50])
+    memory.save_pretrained(tmp_path)
+    assert load_file(tensors_file(tmp_path))["members"].shape == (10, 32)
+    assert tensors_file(tmp_path).stat().st_size < 20_000
+
+
+def test_saving_over_an_older_memory(tmp_path):
+    filled(seed=1).save_pretrained(tmp_path)
+    memory = filled(seed=2)
+    memory.save_pretrained(tmp_path)
+    memory.save_pretrained(tmp_path)
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".safetensors"]
+    assert same(state(StreamMemory.from_pretrained(tmp_path)), state(memory))
+
+
+def test_every_truncation_and_flip_is_noticed(tmp_path):
+    filled().save_pretrained(tmp_path)
+    rng = random.Random(0)
+    for file in (tensors_file(tmp_path), tmp_path / "config.json"):
+        whole = file.read_bytes()
+        for trial in range(60):
+            at = rng.randrange(len(whole) - 1)
+            if trial % 2:
+                file.write_bytes(whole[:at])
+            else:
+                flipped = bytes([whole[at] ^ (1 << rng.randrange(8))])
+                file.write_bytes(whole[:at] + flipped + whole[at + 1 :])
+            try:
+                StreamMemory.from_pretrained(tmp_path)
+            except ValueError as error:
+                assert str(tmp_path) in str(error)  # noqa: PT017
+            else:  # white space may differ: the values must not
+                flipped_values = json.loads(file.read_bytes())
+                assert flipped_values == json.loads(whole), f"byte {at} of {file.name}"
+        file.write_bytes(whole)
+    StreamMemory.from_pretrained(tmp_path)
+
+
+def rewrite(path, **changes):
+    manifest = json.loads((path / "config.json").read_text())
+    manifest.update(changes)
+    manifest.pop("sha256")
+    manifest["sha256"] = fingerprint(manifest)
+    (path / "config.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "format version 2; this library reads 1 to 1"),
+        ({"format": "1"}, "format version '1'"),
+        ({"kind": "other"}, "not the config of a rsm_torch.StreamMemory"),
+        ({"streams": 4}, r"n_members is torch.int64 \(3,\), expected torch.int64 \(4,\)"),
+        ({"config": {"dim": 25}}, r"members is .* expected torch.float32 \(120, 25\)"),
+        ({"config": {"dim": 24, "tao": 1}}, "unknown setting tao"),
+    ],
+)
+def test_foreign_contents(tmp_path, changes, message):
+    filled().save_pretrained(tmp_path)
+    rewrite(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message):
+        StreamMemory.from_pretrained(tmp_path)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no memory saved here"):
+        StreamMemory.from_pretrained(tmp_path / "no")
+    filled().save_pretrained(tmp_path)
+    tensors_file(tmp_path).unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json names it"):
+        StreamMemory.from_pretrained(tmp_path)
+
+
+SAVER = """
+import sys, torch
+from rsm_torch.config import RSMConfig
+from rsm_torch.memory import StreamMemory
+memories = []
+for seed in range(2):
+    torch.manual_seed(seed)
+    memories.append(StreamMemory(RSMConfig(64, tau=0.9), 4))
+    memories[-1].write(torch.randn(4, 3000 + seed, 64))
+memories[0].save_pretrained(sys.argv[1])
+print("ready", flush=True)
+while True:
+    for memory in memories[::-1]:
+        memory.save_pretrained(sys.argv[1])
+"""
+
+
+def test_killed_while_saving(tmp_path):
+    rng = random.Random(0)
+    saver = subprocess.Popen(
+        [sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert saver.stdout.readline() == "ready\n"
+    time.sleep(rng.uniform(0, 0.2))
+    os.kill(saver.pid, signal.SIGKILL)
+    saver.wait()
+    saver.stdout.close()
+    again = StreamMemory.from_pretrained(tmp_path)
+    assert again.counts().members.tolist() in ([3000] * 4, [3001] * 4)
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+def test_results_do_not_depend_on_where_it_was_loaded(tmp_path, storage):
+    memory = filled(storage=storage)
+    memory.save_pretrained(tmp_path)
+    again = StreamMemory.from_pretrained(tmp_path, device=torch.device("cpu"))
+    q = torch.randn(3, 2, 24)
+    assert torch.equal(memory.search(q).ids, again.search(q).ids)
