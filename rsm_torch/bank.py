@@ -169,10 +169,13 @@ class Bank(nn.Module):
 
     def turn_bases(self, slots: Tensor, x: Tensor, atoms: Tensor) -> None:
         """Fold the chunks x [B, T, D] into the bases of their atoms [B, T] (-1: none)."""
-        for at, rows in basis.groups(slots, x, atoms):
-            u, s = basis.update(self.basis[at].float(), self.singular[at], rows)
-            u = basis.orient(u, self.sums[at])
-            self.basis[at], self.singular[at] = u.to(self.basis.dtype), s
+        bases, singular, sums = (t.flatten(0, 1) for t in (self.basis, self.singular, self.sums))
+        for at, rows in basis.groups(slots, x, atoms, self.sums.shape[1]):
+            old = bases.index_select(0, at).float()
+            u, s = basis.update(old, singular.index_select(0, at), rows)
+            u = basis.orient(u, sums.index_select(0, at))
+            bases.index_copy_(0, at, u.to(bases.dtype))
+            singular.index_copy_(0, at, s)
 
     # -- removing -----------------------------------------------------------------------------
 
@@ -199,7 +202,6 @@ class Bank(nn.Module):
             if len(rows):
                 self.sums[slot, atom] = rows.sum(0)
                 u, s = basis.exact(rows, self.config.rank)
-                u = basis.orient(u, self.sums[slot, atom])
                 self.basis[slot, atom], self.singular[slot, atom] = u.to(self.basis.dtype), s
         self.counts[slot, :m] = counts.to(torch.int32)
         live = counts > 0

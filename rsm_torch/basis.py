@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 ROUND = 64  # rows folded in at once: the Gram matrix has (K + rows)² entries
-# Directions below this share of the leading singular value (a millionth of its energy) drown in
-# the rounding of a float32 Gram matrix and are held as zero.
-FLOOR = 1e-3
+# Directions below this share of the leading singular value (a hundred-thousandth of its energy)
+# drown in the rounding of a float32 Gram matrix and are held as zero.
+FLOOR = 3e-3
 
 
 def leading(a: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -22,19 +22,19 @@ def leading(a: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
     By the eigenvectors of whichever Gram matrix is smaller, [R, R] or [D, D].
     """
-    P, R, D = a.shape
+    _, R, D = a.shape
     k = min(rank, R, D)
-    u, s = a.new_zeros(P, rank, D), a.new_zeros(P, rank)
-    if R <= D:
-        power, v = torch.linalg.eigh(a @ a.mT)
-        top = v[..., -k:].flip(-1).mT @ a
-    else:
-        power, v = torch.linalg.eigh(a.mT @ a)
-        top = v[..., -k:].flip(-1).mT
-    sigma = power[..., -k:].flip(-1).clamp(min=0).sqrt()
-    sigma = torch.where(sigma > FLOOR * sigma[..., :1], sigma, 0)
-    top = torch.nn.functional.normalize(top, dim=-1)
-    u[:, :k], s[:, :k] = torch.where((sigma > 0)[..., None], top, 0), sigma
+    power, v = torch.linalg.eigh(a @ a.mT if R <= D else a.mT @ a)
+    v = v[..., -k:].flip(-1).mT
+    u = v @ a if R <= D else v
+    s = power[..., -k:].flip(-1).clamp(min=0).sqrt()
+    kept = s > FLOOR * s[..., :1]
+    norm = torch.linalg.vector_norm(u, dim=-1)
+    u = u * torch.where(kept, 1 / norm, 0)[..., None]
+    s = torch.where(kept, s, 0)
+    if k < rank:
+        u = torch.nn.functional.pad(u, (0, 0, 0, rank - k))
+        s = torch.nn.functional.pad(s, (0, rank - k))
     return u, s
 
 
@@ -49,33 +49,27 @@ def update(u: Tensor, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Basis [K, D] and values [K] of all members of one atom, rows [R, D]."""
     u, s = leading(rows[None], rank)
-    return u[0], s[0]
+    return orient(u, rows.sum(0, keepdim=True))[0], s[0]
 
 
 def orient(u: Tensor, sums: Tensor) -> Tensor:
-    """Fix signs of u [..., K, D]: u_1·S > 0; the others' largest component is positive."""
-    sign = torch.gather(u, -1, u.abs().argmax(-1, keepdim=True)).sign()
-    first = (u[..., :1, :] * sums[..., None, :]).sum(-1, keepdim=True).sign()
-    sign = torch.cat([torch.where(first == 0, 1, first), sign[..., 1:, :]], -2)
-    return u * sign
+    """Turn u_1 of bases [P, K, D] to the side of the sums [P, D], in place: u_1·S >= 0."""
+    u[:, 0] *= torch.where((u[:, 0] * sums).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+    return u
 
 
-def groups(
-    slots: Tensor, x: Tensor, atoms: Tensor
-) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
-    """The chunks x [B, T, D] by their atom: ((slot [P], atom [P]), rows [P, R, D] zero-padded).
+def groups(slots: Tensor, x: Tensor, atoms: Tensor, room: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The chunks x [B, T, D] by their atom: (slot · room + atom [P], rows [P, R, D] zero-padded).
 
     Atoms of like size come together, at most `ROUND` rows of each at a time, in order.
     """
     B, T = atoms.shape
-    M = int(atoms.max()) + 1 if atoms.numel() else 0
-    key = torch.arange(B, device=x.device)[:, None] * M + atoms
-    key, flat = key[atoms >= 0], (atoms >= 0).flatten().nonzero().flatten()
+    key = (slots[:, None] * room + atoms)[atoms >= 0]
     order = key.argsort(stable=True)
-    flat = flat[order]
-    groups, size = torch.unique_consecutive(key[order], return_counts=True)
+    row = (atoms >= 0).flatten().nonzero().flatten()[order]
+    group, size = torch.unique_consecutive(key[order], return_counts=True)
     start = size.cumsum(0) - size
-    rows = torch.cat([x.reshape(B * T, -1).float(), x.new_zeros(1, x.shape[-1]).float()])
+    x = torch.nn.functional.pad(x.reshape(B * T, -1), (0, 0, 0, 1))  # the last row is padding
     most = int(size.max()) if len(size) else 0
     for begin in range(0, most, ROUND):
         left = (size - begin).clamp(max=ROUND)
@@ -84,9 +78,7 @@ def groups(
             pick = ((left > width // 2) & (left <= width)).nonzero().flatten()
             if len(pick):
                 here = torch.arange(width, device=x.device)
-                at = start[pick, None] + begin + here
-                inside = here < left[pick, None]
-                at = torch.where(inside, flat[at.clamp(max=len(flat) - 1)], B * T)
-                group = groups[pick]
-                yield (slots[group // M], group % M), rows[at]
+                at = (start[pick, None] + begin + here).clamp(max=len(row) - 1)
+                at = torch.where(here < left[pick, None], row[at], B * T)
+                yield group[pick], x.index_select(0, at.flatten()).view(*at.shape, -1)
             width *= 2

@@ -52,10 +52,11 @@ def test_padding_rows_change_nothing():
     assert angles(plain[0][0], padded[0][0]).max() < 1e-4
 
 
-def test_signs():
+def test_the_first_direction_lies_on_the_side_of_the_sum():
     u = torch.tensor([[[-1.0, 0, 0], [0, 0.6, -0.8]]])
-    turned = basis.orient(u, torch.tensor([[2.0, 5, 5]]))
-    assert turned.tolist() == [[[1, 0, 0], [0, pytest.approx(-0.6), pytest.approx(0.8)]]]
+    assert basis.orient(u, torch.tensor([[2.0, 5, 5]])).tolist() == [[[1, 0, 0], u[0, 1].tolist()]]
+    x = decaying(9, 6) - 3
+    assert basis.exact(x, 2)[0][0] @ x.sum(0) > 0
 
 
 def test_groups_hold_every_row_once_in_order():
@@ -64,10 +65,10 @@ def test_groups_hold_every_row_once_in_order():
     x = torch.arange(600.0).view(3, 200, 1) + 1
     slots = torch.tensor([5, 0, 9])
     seen: dict = {}
-    for (slot, atom), rows in basis.groups(slots, x, atoms):
+    for at, rows in basis.groups(slots, x, atoms, room=10):
         assert rows.shape[1] <= basis.ROUND
-        for s, a, r in zip(slot.tolist(), atom.tolist(), rows, strict=True):
-            seen.setdefault((s, a), []).extend(r[r != 0].tolist())
+        for place, r in zip(at.tolist(), rows, strict=True):
+            seen.setdefault(divmod(place, 10), []).extend(r[r != 0].tolist())
     for b, slot in enumerate(slots.tolist()):
         for a in range(4):
             assert seen.get((slot, a), []) == x[b, atoms[b] == a].flatten().tolist()
