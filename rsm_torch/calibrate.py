@@ -91,6 +91,7 @@ def calibrate_tau(
     remove_mean: bool = False,
     remove_directions: int = 0,
     embedder: str | None = None,
+    groups: Tensor | None = None,
 ) -> Calibration:
     """The `quantile` of pairwise cosines among at most `sample` examples (arXiv:2609.04915, §2).
 
@@ -98,15 +99,17 @@ def calibrate_tau(
         x: [n, D] embeddings, any floating dtype, n >= 2, without labels.
         quantile: in [0, 1], interpolated linearly.
         sample: most examples to use; more are sampled without replacement.
-        generator: decides the sample; None: the first draw of a generator seeded with 0, so that
-            the same examples give the same tau.
+        generator: decides the sample (on the CPU); None: one seeded with 0, so that the same
+            examples give the same tau.
         remove_mean: subtract the mean of the examples first (for anisotropic spaces, such as raw
             hidden states).
         remove_directions: how many leading principal directions of the examples to project out.
         embedder: a name to keep with the result.
+        groups: [n] integers, the stream each example is from: then only pairs within a stream
+            count, since only those ever meet in a gate. None: all are of one stream.
 
     Raises:
-        TypeError, ValueError: fewer than 2 examples, rows that are NaN, infinite or zero, or
+        TypeError, ValueError: fewer than 2 examples (of one stream), rows that are NaN, infinite or zero, or
             nothing left of some row after removal.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -125,10 +128,13 @@ def calibrate_tau(
             f"{min(len(x), sample, x.shape[1])}, got {remove_directions}"
         )
     unit_rows(x, None, "x")
-    if len(x) > sample:
-        generator = generator or torch.Generator().manual_seed(0)
-        pick = torch.randperm(len(x), generator=generator, device=generator.device)[:sample]
-        x = x[pick.sort().values.to(x.device)]
+    groups = x.new_zeros(len(x), dtype=torch.int64) if groups is None else groups.to(x.device)
+    if groups.shape != x.shape[:1] or groups.is_floating_point():
+        raise ValueError(
+            f"groups: expected {len(x)} integers, got {groups.dtype} {tuple(groups.shape)}"
+        )
+    pick = choose(groups.tolist(), sample, generator or torch.Generator().manual_seed(0))
+    x, groups = x[pick], groups[pick]
     x = x.float()
     mean = x.mean(0) if remove_mean else None
     directions = None
@@ -138,8 +144,29 @@ def calibrate_tau(
     found = Calibration(math.nan, quantile, len(x), embedder, mean, directions)
     unit = unit_rows(found.transform(x), None, "x after removal")
     i, j = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
+    same = groups[i] == groups[j]
+    i, j = i[same], j[same]
     tau = float((unit[i] * unit[j]).sum(-1).double().quantile(quantile).clamp(-1, 1))
     cpu = {
         k: None if v is None else v.cpu() for k, v in (("mean", mean), ("directions", directions))
     }
     return Calibration(tau, quantile, len(x), embedder, **cpu)
+
+
+def choose(groups: list[int], sample: int, generator: torch.Generator) -> list[int]:
+    """At most `sample` indices, as many from each of the groups that have two or more, drawn
+    without replacement and in order."""
+    of: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        of.setdefault(group, []).append(index)
+    pairs = [indices for indices in of.values() if len(indices) > 1]
+    if not pairs:
+        raise ValueError("groups: no group has 2 examples, so there is no pair to compare")
+    each = max(2, sample // len(pairs))
+    picked: list[int] = []
+    for g in torch.randperm(len(pairs), generator=generator).tolist():
+        if len(picked) + 2 > sample:
+            break
+        order = torch.randperm(len(pairs[g]), generator=generator).tolist()
+        picked += [pairs[g][i] for i in order[: min(each, sample - len(picked))]]
+    return sorted(picked)

@@ -33,9 +33,25 @@ def test_many_examples_are_sampled_reproducibly():
     assert one.tau == two.tau != other.tau
 
 
+def test_only_pairs_within_a_stream_count():
+    # Two streams at right angles, each of its own two rows at 60°.
+    x = torch.tensor([[1, 0, 0, 0], [0.5, 0.75**0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0.5, 0.75**0.5]])
+    groups = torch.tensor([7, 7, 2, 2])
+    assert calibrate_tau(x, quantile=0.0, groups=groups).tau == pytest.approx(0.5)
+    assert calibrate_tau(x, quantile=0.0).tau == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("streams", "each", "used"), [(1, 90, 50), (16, 9, 48), (400, 2, 50)])
+def test_the_sample_is_spread_over_streams(streams, each, used):
+    groups = torch.arange(streams).repeat_interleave(each)
+    assert calibrate_tau(torch.randn(len(groups), 8), groups=groups).examples == used
+
+
 @pytest.mark.parametrize(
     ("x", "options", "error", "message"),
     [
+        (torch.randn(3, 4), {"groups": torch.arange(3)}, ValueError, "no group has 2 examples"),
+        (torch.randn(3, 4), {"groups": torch.arange(2)}, ValueError, "groups: expected 3 integers"),
         (torch.randn(1, 4), {}, ValueError, r"at least 2 examples, \[n, D\], got shape \(1, 4\)"),
         (torch.ones(3, 4, dtype=torch.int64), {}, TypeError, "expected a floating tensor"),
         (torch.tensor([[1.0, 0], [0, 0]]), {}, ValueError, r"\[1 \(zero\)\]"),

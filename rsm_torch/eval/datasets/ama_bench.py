@@ -1,0 +1,100 @@
+"""AMA-Bench: agent trajectories of games, shells, browsers and databases, 12 questions each.
+
+A file is JSON lines, one episode each. Every step of a trajectory is one item, numbered by its
+`turn_idx`, which starts at 0 and is what the questions mean by "step": where a question lists
+the actions of steps 74 to 76, they are those of `turn_idx` 74 to 76. A step's observation is what
+its action brought about. Steps with neither are left out: there is nothing to remember in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rsm_torch.eval.datasets.episode import DatasetError, Episode, Question
+from rsm_torch.eval.datasets.fields import answer_text, json_lines, optional, parse, required
+from rsm_torch.text.items import Item
+
+NAME = "ama_bench"
+_ABOUT = ("task", "task_type", "domain", "success", "num_turns")
+_LEADING_ID = re.compile(r'\s*\{\s*"episode_id"\s*:\s*(?:(\d+)|"([^"\\]*)")')
+_NO_ACTION = "—"
+
+
+def recognises(record: Any) -> bool:
+    return isinstance(record, dict) and {"episode_id", "trajectory"} <= record.keys()
+
+
+def episodes(path: Path, only: str | None = None) -> Iterator[Episode]:
+    """The episodes of a file, read one line at a time.
+
+    With `only`, just the episode of that id: lines that begin with another id are not parsed.
+    """
+    for place, line in json_lines(path):
+        leading = _LEADING_ID.match(line)
+        if only is not None and leading and only not in leading.groups():
+            continue
+        episode = _episode(parse(line, place), place)
+        if only is None or episode.id == only:
+            yield episode
+
+
+def episode_ids(path: Path) -> Iterator[str]:
+    """The ids alone, without parsing the trajectories where the id leads the line."""
+    for place, line in json_lines(path):
+        leading = _LEADING_ID.match(line)
+        if leading:
+            yield leading[1] if leading[1] is not None else leading[2]
+        else:
+            yield _episode(parse(line, place), place).id
+
+
+def _episode(record: Any, place: str) -> Episode:
+    trajectory = required(record, "trajectory", list, place)
+    number = record.get("episode_id")
+    if isinstance(number, bool) or not isinstance(number, (int, str)):
+        raise DatasetError(f"{place}: field 'episode_id' should be an integer, got {number!r}")
+    name = str(number)
+    stream = f"episode-{name}"
+    pairs = optional(record, "qa_pairs", list, place)
+    return Episode(
+        id=name,
+        streams={stream: list(_items(trajectory, place))},
+        questions=[
+            _question(pair, stream, f"{name}-{index}", f"{place}, qa_pairs[{index}]")
+            for index, pair in enumerate(pairs)
+        ],
+        metadata={key: record[key] for key in _ABOUT if record.get(key) is not None},
+    )
+
+
+def _items(trajectory: list[Any], place: str) -> Iterator[Item]:
+    for index, step in enumerate(trajectory):
+        where = f"{place}, trajectory[{index}]"
+        if not isinstance(step, dict):
+            raise DatasetError(f"{where}: expected an object, got {type(step).__name__}")
+        number = step.get("turn_idx")
+        action = optional(step, "action", str, where).strip()
+        observation = optional(step, "observation", str, where).strip()
+        lines = []
+        if action and action != _NO_ACTION:
+            lines.append(f"Action: {action}")
+        if observation:
+            lines.append(f"Observation: {observation}")
+        if lines:
+            yield Item(text="\n".join(lines), step=number if isinstance(number, int) else index)
+
+
+def _question(pair: Any, stream: str, name: str, place: str) -> Question:
+    text = required(pair, "question", str, place).strip()
+    about = {"sub_type": pair["sub_type"]} if pair.get("sub_type") else {}
+    return Question(
+        text=text,
+        stream=stream,
+        reference=answer_text(pair.get("answer")),
+        category=pair.get("type"),
+        id=str(pair.get("question_uuid") or name),
+        metadata=about,
+    )

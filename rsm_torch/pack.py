@@ -1,0 +1,170 @@
+"""Packing search hits into a text of at most so many of the reader's tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+from rsm_torch.hits import Context, Hit
+from rsm_torch.layout import Entry, Layout, Order, arrange, entries, group_header, joined, line
+from rsm_torch.tokens import SENTENCE_END, TokenCounter, fitting_end, token_counter, well_formed
+
+__all__ = ["Context", "Hit", "pack"]
+
+CUT_MARK = " [...]"
+LINE_SLACK = 3  # tokens by which a line may count more alone than among others
+SPARE_TRIES = 8
+GAP_SAMPLE = "[... 10 steps ...]\n"
+
+
+def pack(
+    hits: Sequence[Hit],
+    max_tokens: int,
+    tokenizer: Any,
+    layout: Layout = "grouped",
+    order: Order = "best_first",
+    truncate: bool = False,
+    atom_order: Sequence[int] | None = None,
+) -> Context:
+    """The best of `hits` as one text of at most `max_tokens` tokens, headers included.
+
+    Hits are admitted in the order given, each that still fits. The count is that of the final
+    text, since the tokens of parts do not add up to the tokens of the whole.
+
+    Args:
+        hits: best first.
+        max_tokens: the budget, at least 1.
+        tokenizer: the reader's; what `token_counter` accepts.
+        layout: "grouped", one group per atom with a header, items in time order inside;
+            "flat", in the order of `hits`, no headers; "timeline", all in time order, gaps marked.
+        order: whether the best group (or, when flat, item) stands first or last. A timeline
+            has its own order.
+        truncate: cut an item that is too long for what is left at a sentence (or line) end,
+            instead of skipping it.
+        atom_order: atoms best first; by default in the order in which `hits` show them.
+
+    Returns:
+        The text, its exact token count and the ids in it: `""` when nothing fits.
+
+    Raises:
+        TypeError: `max_tokens` is not an int, or `tokenizer` cannot count.
+        ValueError: `max_tokens` below 1, an unknown layout or order.
+    """
+    _check(max_tokens, layout, order)
+    count = token_counter(tokenizer)
+    candidates = entries(hits)
+    ranked = [*(atom_order or ()), *(entry.hit.atom for entry in candidates)]
+    atom_rank = {atom: rank for rank, atom in enumerate(dict.fromkeys(ranked))}
+
+    def show(chosen: Sequence[Entry]) -> list[str | Entry]:
+        return arrange(chosen, layout, order, atom_rank)
+
+    budget = _Budget(max_tokens, count, layout, truncate)
+    chosen = budget.fill(candidates, lambda some: joined(show(some)))
+    parts = show(chosen)
+    text = joined(parts)
+    shown = [part for part in parts if isinstance(part, Entry)]
+    return Context(
+        text=text,
+        tokens=count(text) if text else 0,
+        ids=tuple(entry.hit.id for entry in shown),
+        max_tokens=max_tokens,
+        truncated=tuple(entry.hit.id for entry in shown if entry.truncated),
+    )
+
+
+class _Budget:
+    """Admits entries: by the sum of their own counts first, then by counting the whole text."""
+
+    def __init__(self, max_tokens: int, count: TokenCounter, layout: Layout, truncate: bool):
+        self.max_tokens, self.count, self.truncate = max_tokens, count, truncate
+        self.header = count(group_header(10) + "\n") if layout == "grouped" else 0
+        self.gap = count(GAP_SAMPLE) if layout == "timeline" else 0
+        self.slack = LINE_SLACK + count("\n")
+        self.costs: dict[str, float] = {}
+
+    def fill(
+        self, candidates: Sequence[Entry], render: Callable[[list[Entry]], str]
+    ) -> list[Entry]:
+        """The admitted entries, in rank order. Rounds end when nothing more can fit."""
+        chosen: list[Entry] = []
+        pending, used, spare_tries = list(candidates), 0, SPARE_TRIES
+        while pending:
+            batch = self._estimate(chosen, pending, used)
+            if not batch:  # but the parts may count more than the whole
+                if not (batch := self._nearly(pending, used)) or spare_tries == 0:
+                    break
+                spare_tries -= 1
+            tried = {entry.hit.id for entry in batch}
+            total = self.count(render(chosen + batch))
+            while batch and total > self.max_tokens:
+                batch.pop()
+                total = self.count(render(chosen + batch)) if batch else used
+            chosen, used = chosen + batch, total
+            pending = [entry for entry in pending if entry.hit.id not in tried]
+        return chosen
+
+    def _estimate(self, chosen: list[Entry], pending: list[Entry], used: int) -> list[Entry]:
+        batch: list[Entry] = []
+        atoms = {entry.hit.atom for entry in chosen}
+        left: float = self.max_tokens - used
+        for entry in pending:
+            extra = (0 if entry.hit.atom in atoms else self.header) + self.gap
+            if left <= extra:
+                continue
+            if extra + self._cost(entry) > left and not (
+                self.truncate and self._cut(entry, int(left) - extra)
+            ):
+                continue
+            left -= extra + self._cost(entry)
+            atoms.add(entry.hit.atom)
+            batch.append(entry)
+        return batch
+
+    def _nearly(self, pending: list[Entry], used: int) -> list[Entry]:
+        """The first entry that could fit without a header or gap of its own."""
+        left = self.max_tokens - used
+        return [entry for entry in pending if self._cost(entry) <= left + self.slack][:1]
+
+    def _cost(self, entry: Entry) -> float:
+        if entry.hit.id not in self.costs:
+            self.costs[entry.hit.id] = self._line_cost(entry.line)
+        return self.costs[entry.hit.id]
+
+    def _line_cost(self, text: str) -> float:
+        """The tokens of a line; infinite, without reading it all, when far over the budget."""
+        head = text[: 32 * self.max_tokens]
+        if len(head) < len(text) and self.count(head) > 2 * self.max_tokens:
+            return math.inf
+        return self.count(text + "\n")
+
+    def _cut(self, entry: Entry, limit: int) -> bool:
+        """Cut the entry's text to whole sentences within `limit` tokens; False if none fits."""
+        room = limit - self.count(CUT_MARK + "\n") - self.count(line(entry.hit, ""))
+        text = well_formed(entry.hit.text)
+        if room <= 0:
+            return False
+        end = fitting_end(self.count, text, 0, room, guess=4 * room)
+        stops = [stop.end() for stop in SENTENCE_END.finditer(text, 0, end)]
+        for stop in reversed(stops[-8:]):
+            kept = text[:stop].rstrip()
+            shorter = line(entry.hit, kept + CUT_MARK)
+            if kept and (cost := self.count(shorter + "\n")) <= limit:
+                entry.line, entry.truncated = shorter, True
+                self.costs[entry.hit.id] = cost
+                return True
+        return False
+
+
+def _check(max_tokens: int, layout: str, order: str) -> None:
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
+        raise TypeError(f"max_tokens: expected an int, got {max_tokens!r}")
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens: expected at least 1, got {max_tokens}")
+    for name, value, allowed in (
+        ("layout", layout, get_args(Layout)),
+        ("order", order, get_args(Order)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")

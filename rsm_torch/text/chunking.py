@@ -1,0 +1,181 @@
+"""Splitting long items by a tokenizer, at the boundaries a reader would choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rsm_torch.text.items import Item
+from rsm_torch.tokens import SENTENCE_END, TokenCounter, fitting_end, token_counter, well_formed
+
+PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
+WORD_END = re.compile(r"\s+")
+
+# From the best place to cut to the worst. A cut is taken only beyond this share of the longest
+# possible part, so that one short paragraph does not make a part of its own.
+BOUNDARIES = (PARAGRAPH_END, SENTENCE_END, WORD_END)
+SHORTEST_SHARE = 4
+
+
+def chunk(
+    items: Iterable[Item | str] | Item | str,
+    max_tokens: int,
+    overlap: int = 0,
+    *,
+    tokenizer: Any,
+) -> list[Item]:
+    """Split items longer than `max_tokens`; the others come back as they are.
+
+    Parts end at a paragraph, else a sentence or line, else a word, else a character. Nothing is
+    merged: an item's parts hold that item's text only, and carry its time, step, session, role
+    and metadata, with `{"part": i, "parts": n}` (from 1) added. Without overlap the parts hold
+    every non-whitespace character once.
+
+    Args:
+        items: what to split; plain strings become items.
+        max_tokens: the most tokens a part may have, without special tokens.
+        overlap: at most so many tokens from the end of a part are repeated in the next.
+        tokenizer: what `token_counter` accepts: the embedder's, so that no part is longer than
+            its window, or the reader's.
+
+    Raises:
+        TypeError: `tokenizer` cannot count, or a number is not an int.
+        ValueError: `max_tokens` < 1, `overlap` outside 0 .. max_tokens - 1, or a single
+            character that has more tokens than `max_tokens`.
+    """
+    _check(max_tokens, overlap)
+    measure = _Measure(max_tokens, overlap, token_counter(tokenizer), _stretch_finder(tokenizer))
+    given = [items] if isinstance(items, (Item, str)) else items
+    out: list[Item] = []
+    for item in (Item(text) if isinstance(text, str) else text for text in given):
+        parts = list(_split(item.text, measure))
+        if not parts or parts == [item.text]:  # blank, or short enough
+            out.append(item)
+            continue
+        for number, part in enumerate(parts, start=1):
+            place = {"part": number, "parts": len(parts)}
+            out.append(replace(item, text=part, metadata={**item.metadata, **place}))
+    return out
+
+
+# The end of a stretch of about `limit` tokens: (text, start, limit, guess) -> end.
+StretchFinder = Callable[[str, int, int, int], int]
+
+
+@dataclass(slots=True)
+class _Measure:
+    max_tokens: int
+    overlap: int
+    count: TokenCounter
+    stretch: StretchFinder
+
+
+def _split(raw: str, measure: _Measure) -> Iterator[str]:
+    """Parts of `raw`, from left to right, each of at most `max_tokens` tokens."""
+    text = well_formed(raw)  # same length: one character stands for each lone surrogate
+    if len(text) != len(raw):  # a surrogate pair became one character
+        raw = text
+    start = done = 0  # a part begins at start; text before done is in some part
+    guess = 4 * measure.max_tokens
+    while done < len(text):
+        longest = measure.stretch(text, start, measure.max_tokens, guess)
+        end = _cut(text, start, done, longest, measure)
+        if end <= done:
+            if start < done:  # the overlap left no room for anything new
+                start = done
+                continue
+            raise ValueError(
+                f"max_tokens: {measure.max_tokens} is less than the character "
+                f"{text[start]!r} needs ({measure.count(text[start])} tokens)"
+            )
+        if start == 0 and end == len(text):
+            yield raw
+            return
+        if part := raw[start:end].rstrip():
+            yield part
+        guess = max(16, (end - start) * 5 // 4)
+        begun, done = start, _past_spaces(text, end)
+        start = done
+        if measure.overlap and done < len(text):
+            repeated = _overlap_start(text, begun, end, measure)
+            start = done if repeated == end else repeated
+
+
+def _cut(text: str, start: int, done: int, longest: int, measure: _Measure) -> int:
+    """Where to end a part that begins at `start` and could reach `longest`."""
+    while longest > done:
+        end = _boundary(text, start, done, longest)
+        if measure.count(text[start:end].rstrip()) <= measure.max_tokens:
+            return end
+        longest = end - max(1, (end - start) // 16) if end - start > 1 else done
+    return done
+
+
+def _boundary(text: str, start: int, done: int, longest: int) -> int:
+    if longest == len(text):
+        return longest
+    least = max(done, start + (longest - start) // SHORTEST_SHARE)
+    for pattern in BOUNDARIES:
+        ends = [match.end() for match in pattern.finditer(text, least, longest)]
+        if ends and ends[-1] > done:
+            return ends[-1]
+    return longest
+
+
+def _past_spaces(text: str, end: int) -> int:
+    """Past the spaces between two sentences; those after a line break are indentation."""
+    if text[end - 1] != "\n":
+        while end < len(text) and text[end] in " \t":
+            end += 1
+    return end
+
+
+def _overlap_start(text: str, start: int, end: int, measure: _Measure) -> int:
+    """Where the next part begins: the first word whose tail to `end` is within the overlap."""
+    first, last = start + 1, end
+    while first < last:
+        middle = (first + last) // 2
+        if measure.count(text[middle:end]) <= measure.overlap:
+            last = middle
+        else:
+            first = middle + 1
+    word = WORD_END.search(text, max(start, first - 1), end)
+    return word.end() if word else first
+
+
+def _stretch_finder(tokenizer: Any) -> StretchFinder:
+    """By the offsets of one call where the tokenizer gives them, else by counting."""
+    if not getattr(tokenizer, "is_fast", False):
+        count = token_counter(tokenizer)
+        return lambda text, start, limit, guess: fitting_end(count, text, start, limit, guess)
+
+    def by_offsets(text: str, start: int, limit: int, guess: int) -> int:
+        width = guess
+        while True:
+            end = min(len(text), start + width)
+            offsets = tokenizer(
+                text[start:end],
+                add_special_tokens=False,
+                truncation=False,
+                verbose=False,
+                return_offsets_mapping=True,
+            )["offset_mapping"]
+            if len(offsets) > limit:
+                return start + max(1, offsets[limit - 1][1])
+            if end == len(text):
+                return end
+            width *= 2
+
+    return by_offsets
+
+
+def _check(max_tokens: int, overlap: int) -> None:
+    for name, value in (("max_tokens", max_tokens), ("overlap", overlap)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: expected an int, got {value!r}")
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens: expected at least 1, got {max_tokens}")
+    if not 0 <= overlap < max_tokens:
+        raise ValueError(f"overlap: expected 0 to max_tokens - 1 = {max_tokens - 1}, got {overlap}")

@@ -1,0 +1,191 @@
+"""Arguments of the text memory as users give them, made into rows or refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rsm_torch.text.items import Item, Time, utc_seconds
+
+OnDuplicate = Literal["keep", "skip"]
+Texts = str | Item | Sequence[str | Item]
+Times = Time | Sequence[Time | None] | None
+Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An item as the store keeps it. `raw` is its text; `hash` tells equal items (text, time,
+    step, session and role) apart from others."""
+
+    raw: str
+    text: bytes
+    time: float | None
+    step: int | None
+    session: str | None
+    role: str | None
+    metadata: str
+    hash: bytes
+
+
+class Plan:
+    """Which rows of one stream are to be stored, and the ids of all of them afterwards.
+
+    Args:
+        rows: in the order given.
+        known: ids by hash of items the stream already has, to be skipped; None: keep every row.
+    """
+
+    def __init__(self, rows: list[Row], known: Mapping[bytes, int] | None):
+        self.rows, self.known, self.new = rows, known, rows
+        if known is not None:
+            first: dict[bytes, Row] = {}
+            for row in rows:
+                if row.hash not in known:
+                    first.setdefault(row.hash, row)
+            self.new = list(first.values())
+
+    def ids(self, added: Sequence[int]) -> list[str]:
+        """An id for each row, given those of the new ones."""
+        if self.known is None:
+            return [str(id) for id in added]
+        ids = {**self.known, **{r.hash: id for r, id in zip(self.new, added, strict=True)}}
+        return [str(ids[row.hash]) for row in self.rows]
+
+
+def read_texts(texts: Texts, times: Times = None, metadata: Metadata = None) -> list[Row]:
+    """One row per text.
+
+    Raises:
+        TypeError, ValueError: naming the argument and position of what is wrong.
+    """
+    single = isinstance(texts, (str, Item))
+    given = [texts] if single else texts
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise TypeError(f"texts: expected a str, an Item or a list of them, got {_kind(texts)}")
+    all_times = _parallel(times, single, len(given), "times")
+    all_metadata = _parallel(metadata, single, len(given), "metadata")
+    rows = []
+    for place, text in enumerate(given):
+        time, extra = all_times[place], all_metadata[place]
+        where = "texts" if single else f"texts[{place}]"
+        if isinstance(text, Item):
+            if time is not None or extra is not None:
+                raise ValueError(
+                    f"{where}: is an Item; give its time and metadata in the Item, not beside it"
+                )
+            rows.append(_row(text, where))
+        elif isinstance(text, str):
+            rows.append(_row(Item(text, time=time, metadata=extra or {}), where))
+        else:
+            raise TypeError(f"{where}: expected a str or an Item, got {_kind(text)}")
+    return rows
+
+
+def _parallel(values: Any, single: bool, count: int, name: str) -> list[Any]:
+    """`values` as a list as long as the texts; one value is enough for a single text."""
+    if values is None:
+        return [None] * count
+    if single and (isinstance(values, str) or not isinstance(values, Sequence)):
+        return [values]
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name}: expected a list as long as texts ({count}), got {_kind(values)}")
+    if len(values) != count:
+        raise ValueError(f"{name}: expected one for each of {count} texts, got {len(values)}")
+    return list(values)
+
+
+def _row(item: Item, where: str) -> Row:
+    if not isinstance(item.text, str):
+        raise TypeError(f"{where}: expected text as a str, got {_kind(item.text)}")
+    if not item.text.strip():
+        raise ValueError(f"{where}: is empty or only whitespace ({item.text[:20]!r})")
+    step, session, role = item.step, item.session, item.role
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+        raise TypeError(f"{where}.step: expected an int, got {step!r}")
+    if step is not None and not -(2**63) <= step < 2**63:
+        raise ValueError(f"{where}.step: expected an int of 64 bits, got {step}")
+    if isinstance(session, bool) or not isinstance(session, (int, str, type(None))):
+        raise TypeError(f"{where}.session: expected an int or a str, got {session!r}")
+    if role is not None and not isinstance(role, str):
+        raise TypeError(f"{where}.role: expected a str, got {role!r}")
+    return make_row(
+        item.text,
+        utc_seconds(item.time, f"{where}.time"),
+        step, session, role,
+        read_metadata(item.metadata, f"{where}.metadata"),
+    )  # fmt: skip
+
+
+def make_row(
+    raw: str,
+    time: float | None,
+    step: int | None,
+    session: int | str | None,
+    role: str | None,
+    metadata: Mapping[str, Any],
+) -> Row:
+    """A row of values that are known to be right."""
+    text = raw.encode("utf-8", "surrogatepass")
+    place = json.dumps([time, step, session, role]).encode()
+    return Row(
+        raw=raw,
+        text=text,
+        time=time,
+        step=step,
+        session=None if session is None else json.dumps(session),
+        role=None if role is None else json.dumps(role),
+        metadata=json.dumps(metadata),
+        hash=hashlib.sha256(place + b"\0" + text).digest(),
+    )
+
+
+def read_metadata(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy, if JSON can hold it."""
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"{where}: expected a mapping, got {_kind(metadata)}")
+    wrong = [key for key in metadata if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"{where}: expected str keys, got {wrong[0]!r}")
+    try:
+        return json.loads(json.dumps(dict(metadata), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise type(error)(f"{where}: JSON cannot hold it ({error})") from error
+
+
+def read_stream(stream: str) -> str:
+    """The stream's name, trimmed.
+
+    Raises:
+        TypeError, ValueError: not a str; blank; or with lone surrogates.
+    """
+    name = read_words(stream, "stream")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"stream: {stream!r} holds a lone surrogate; expected Unicode") from None
+    return name
+
+
+def read_words(value: str, name: str) -> str:
+    """`value` trimmed, if anything is left."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a str, got {_kind(value)}")
+    if not value.strip():
+        raise ValueError(f"{name}: is blank ({value!r})")
+    return value.strip()
+
+
+def read_id(id: str) -> int | None:
+    """The number of an id this library could have given, else None."""
+    if not isinstance(id, str):
+        raise TypeError(f"id: expected a str as add returns, got {_kind(id)} {id!r}")
+    short = id.isascii() and id.isdigit() and id[0] != "0" and len(id) <= 18
+    return int(id) if short else None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,131 @@
+"""What a text memory was made with, and whether it may be opened with something else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from rsm_torch.calibrate import Calibration, calibrate_tau
+from rsm_torch.config import RSMConfig
+from rsm_torch.text.embedders import Embedder
+from rsm_torch.text.store import ItemStore
+
+CALIBRATE_AT = 32  # items in the memory when a tau that nobody gave is calibrated
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`pending`: tau is a default that the first items will replace."""
+
+    embedder: str
+    config: RSMConfig
+    calibration: Calibration | None = None
+    pending: bool = False
+
+    def calibrated(self, vectors: Tensor, streams: Tensor) -> Settings:
+        """With the tau of these embeddings [N, D] of the streams [N]."""
+        found = calibrate_tau(vectors, embedder=self.embedder, groups=streams)
+        return replace(self, config=replace(self.config, tau=found.tau), pending=False)
+
+    def save(self, store: ItemStore) -> None:
+        calibration = None if self.calibration is None else self.calibration.to_dict()
+        store.set_meta(
+            {
+                "embedder": self.embedder,
+                "config": self.config.to_dict(),
+                "calibration": calibration,
+                "pending": self.pending,
+            }
+        )
+
+    @classmethod
+    def load(cls, store: ItemStore) -> Settings | None:
+        """What the store was made with, None if it is new."""
+        name = store.get_meta("embedder")
+        if name is None:
+            return None
+        saved: dict[str, Any] | None = store.get_meta("calibration")
+        return cls(
+            name,
+            RSMConfig.from_dict(store.get_meta("config")),
+            None if saved is None else Calibration.from_dict(saved),
+            store.get_meta("pending"),
+        )
+
+
+def settle(
+    store: ItemStore,
+    embedder: Embedder,
+    config: RSMConfig | None,
+    tau: float | None,
+    calibration: Calibration | None,
+) -> Settings:
+    """The settings of a memory: those of its file, which arguments may repeat but not change.
+
+    Raises:
+        ValueError: arguments that contradict each other, the embedder or the file.
+    """
+    _check(embedder, config, tau, calibration)
+    saved = Settings.load(store)
+    if saved is not None:
+        _check_same(store, saved, embedder, config, tau, calibration)
+        return saved
+    if config is None:
+        given = calibration.tau if tau is None and calibration is not None else tau
+        defaults = RSMConfig(embedder.dim, rank=min(RSMConfig.rank, embedder.dim))
+        config, pending = (
+            (defaults, True) if given is None else (replace(defaults, tau=given), False)
+        )
+    else:
+        pending = False
+    settings = Settings(embedder.name, config, calibration, pending)
+    with store.transaction():
+        settings.save(store)
+    return settings
+
+
+def _check(
+    embedder: Embedder,
+    config: RSMConfig | None,
+    tau: float | None,
+    calibration: Calibration | None,
+) -> None:
+    if config is not None and not isinstance(config, RSMConfig):
+        raise TypeError(f"config: expected an RSMConfig, got {type(config).__name__}")
+    if config is not None and tau is not None:
+        raise ValueError(f"tau: config already has one ({config.tau}); give tau={tau} there")
+    if config is not None and config.dim != embedder.dim:
+        raise ValueError(
+            f"config: dim is {config.dim}, embedder {embedder.name!r} has width {embedder.dim}"
+        )
+    if calibration is not None and calibration.embedder not in (None, embedder.name):
+        raise ValueError(
+            f"calibration: is of embedder {calibration.embedder!r}, the memory's is "
+            f"{embedder.name!r}"
+        )
+
+
+def _check_same(
+    store: ItemStore,
+    saved: Settings,
+    embedder: Embedder,
+    config: RSMConfig | None,
+    tau: float | None,
+    calibration: Calibration | None,
+) -> None:
+    if embedder.name != saved.embedder or embedder.dim != saved.config.dim:
+        raise ValueError(
+            f"embedder: {store.path} was written with {saved.embedder!r} of width "
+            f"{saved.config.dim}, opened with {embedder.name!r} of width {embedder.dim}"
+        )
+    if config is not None and config != saved.config:
+        raise ValueError(f"config: {store.path} has {saved.config}, opened with {config}")
+    if tau is not None and (saved.pending or tau != saved.config.tau):
+        kept = "calibrates its own" if saved.pending else f"has {saved.config.tau}"
+        raise ValueError(f"tau: {store.path} {kept}, opened with {tau}")
+    if calibration is not None and (
+        saved.calibration is None or calibration.to_dict() != saved.calibration.to_dict()
+    ):
+        raise ValueError(f"calibration: {store.path} was written with another or with none")

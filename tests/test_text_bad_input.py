@@ -1,0 +1,118 @@
+"""Bad input to `AgentMemory`: refused by name, and nothing changes."""
+
+from __future__ import annotations
+
+import pytest
+from text_support import Hashed, state_of, words
+
+from rsm_torch.text import AgentMemory, Item
+
+
+@pytest.fixture
+def memory():
+    with AgentMemory(Hashed(), tokenizer=words) as made:
+        yield made
+
+
+BAD = [
+    (lambda m: m.add("", "a"), ValueError, "texts: is empty"),
+    (lambda m: m.add(["x", " \n\t"], "a"), ValueError, r"texts\[1\]: is empty or only whitespace"),
+    (lambda m: m.add(["x", 5], "a"), TypeError, r"texts\[1\]: expected a str or an Item, got int"),
+    (lambda m: m.add(5, "a"), TypeError, "texts: expected a str, an Item or a list"),
+    (lambda m: m.add(b"x", "a"), TypeError, "texts"),
+    (lambda m: m.add("x", "  "), ValueError, "stream: is blank"),
+    (lambda m: m.add("x", None), TypeError, "stream: expected a str, got NoneType"),
+    (lambda m: m.add("x", "\ud800"), ValueError, "stream: .*lone surrogate"),
+    (lambda m: m.add(["x", "y"], "a", times=[1]), ValueError, "times: expected one for each of 2"),
+    (lambda m: m.add(["x"], "a", times=5), TypeError, "times: expected a list as long as texts"),
+    (lambda m: m.add("x", "a", times="soon"), ValueError, "time.*'soon' is not an ISO 8601"),
+    (lambda m: m.add("x", "a", times=float("nan")), ValueError, "time.*finite"),
+    (lambda m: m.add("x", "a", metadata=[{}, {}]), ValueError, "metadata: expected one for each"),
+    (lambda m: m.add("x", "a", metadata={"f": m}), TypeError, "metadata: JSON cannot hold it"),
+    (lambda m: m.add("x", "a", metadata={"f": float("nan")}), ValueError, "metadata: JSON cannot"),
+    (lambda m: m.add("x", "a", metadata={1: 2}), TypeError, "metadata: expected str keys"),
+    (lambda m: m.add("x", "a", metadata="m"), TypeError, "metadata: expected a mapping"),
+    (lambda m: m.add(Item("x"), "a", times=3), ValueError, "give its time and metadata in the Item"),
+    (lambda m: m.add(Item("x", step=1.5), "a"), TypeError, "step: expected an int"),
+    (lambda m: m.add(Item("x", step=2**70), "a"), ValueError, "step: expected an int of 64 bits"),
+    (lambda m: m.add(Item("x", session=[1]), "a"), TypeError, "session: expected an int or a str"),
+    (lambda m: m.add(Item("x", role=1), "a"), TypeError, "role: expected a str"),
+    (lambda m: m.add(Item(None), "a"), TypeError, "texts: expected text as a str"),
+    (lambda m: m.add("x", "a", on_duplicate="no"), ValueError, "on_duplicate: expected keep or skip"),
+    (lambda m: m.add_many(["x"]), TypeError, "texts: expected a mapping"),
+    (lambda m: m.add_many({"a": ["x"], " a": ["y"]}), ValueError, "named twice"),
+    (lambda m: m.add_many({"a": ["x"], "c": [""]}), ValueError, "empty"),
+    (lambda m: m.search("  ", "a"), ValueError, "query: is blank"),
+    (lambda m: m.search(None, "a"), TypeError, "query: expected a str"),
+    (lambda m: m.search("q", " "), ValueError, "stream: is blank"),
+    (lambda m: m.search("q", "agent-8"), KeyError, "'agent-8' was never written; close: 'agent-7'"),
+    (lambda m: m.search("q", "a", top_k=0), ValueError, "top_k: expected at least 1, got 0"),
+    (lambda m: m.search("q", "a", top_k="5"), TypeError, "top_k: expected an int"),
+    (lambda m: m.search("q", "a", top_atoms=0), ValueError, "top_atoms"),
+    (lambda m: m.search("q", "a", atom_score="x"), ValueError, "atom_score: expected one of v1"),
+    (lambda m: m.search("q", "a", chunk_score="x"), ValueError, "chunk_score"),
+    (lambda m: m.context("q", "nowhere", 10), KeyError, "never written"),
+    (lambda m: m.context("q", "a", 0), ValueError, "max_tokens: expected at least 1, got 0"),
+    (lambda m: m.context("q", "a", -1), ValueError, "max_tokens"),
+    (lambda m: m.context("q", "a", 10.5), TypeError, "max_tokens: expected an int"),
+    (lambda m: m.context("q", "a", 10, layout="x"), ValueError, "layout"),
+    (lambda m: m.context(" ", "a", 10), ValueError, "query: is blank"),
+    (lambda m: m.get_all("nowhere"), KeyError, "never written"),
+    (lambda m: m.delete_all(), ValueError, "stream: say which one"),
+    (lambda m: m.delete_all("nowhere"), KeyError, "never written"),
+    (lambda m: m.delete_all(" "), ValueError, "stream: is blank"),
+    (lambda m: m.update("1"), ValueError, "give text, time or metadata"),
+    (lambda m: m.update("1", text=" "), ValueError, "empty"),
+    (lambda m: m.update("1", text=3), TypeError, "text"),
+    (lambda m: m.update("1", time="soon"), ValueError, "ISO 8601"),
+    (lambda m: m.update("1", metadata=[1]), TypeError, "metadata: expected a mapping"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_bad_input_is_named_and_changes_nothing(memory, call, error, message):
+    memory.add_many({"a": ["one", "two"], "agent-7": ["three"]})
+    before = (
+        state_of(memory, "a"),
+        state_of(memory, "agent-7"),
+        memory.counts(),
+        memory._state.slots,
+    )
+    before = *before[:3], dict(before[3])
+    with pytest.raises(error, match=message):
+        call(memory)
+    after = state_of(memory, "a"), state_of(memory, "agent-7"), memory.counts(), memory._state.slots
+    assert after == before
+    assert memory.add("next", "a") == ["4"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
+def test_bad_vectors_store_nothing(memory, bad):
+    memory.add("one", "a")
+    before = state_of(memory, "a")
+    good = memory.embedder._vector
+    memory.embedder._vector = lambda text: good(text) * (bad if "bad" in text else 1)
+    with pytest.raises(ValueError, match="vectors at position 1, 2"):
+        memory.add_many({"a": ["fine", "bad"], "b": ["bad 2"]})
+    with pytest.raises(ValueError, match="query: embedder"):
+        memory.search("bad", "a")
+    with pytest.raises(ValueError, match="vectors at position 0"):
+        memory.update("1", text="bad")
+    assert state_of(memory, "a") == before
+    assert memory.streams() == ["a"]
+
+
+def test_no_tokenizer_anywhere():
+    with AgentMemory(Hashed()) as memory:
+        memory.add("x", "a")
+        with pytest.raises(ValueError, match="tokenizer: embedder 'test/hashed' has none"):
+            memory.context("q", "a", 10)
+        assert memory.context("q", "a", 10, tokenizer=words).ids == ("1",)
+
+
+def test_after_closing():
+    memory = AgentMemory(Hashed())
+    memory.close()
+    memory.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        memory.add("x", "a")

