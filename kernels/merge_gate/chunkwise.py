@@ -162,14 +162,12 @@ def scan(
         n_atoms.clone(),
         *(m.transpose(0, 1).contiguous() for m in candidates),
     ]
-    out: list[Tensor]
-    if xb.device.type == "cpu":
-        arrays = [a.numpy() for a in arrays]
-        atoms, opened, n_atoms = map(
-            torch.from_numpy, decide(np, *arrays, tau=tau, routing=routing)
-        )
-    else:
+    if xb.is_cuda:
         atoms, opened, n_atoms = decide(torch, *arrays, tau=tau, routing=routing)
+    else:
+        arrays = [a.numpy() for a in arrays]
+        decided = decide(np, *arrays, tau=tau, routing=routing)
+        atoms, opened, n_atoms = (torch.from_numpy(a) for a in decided)
     return atoms.T, opened.T, n_atoms
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -343,9 +342,8 @@ class AgentMemory:
         """Row of a stream in `tensors`. KeyError: a stream never written."""
         name = intake.read_stream(stream)
         if name not in self._state.slots:
-            near = difflib.get_close_matches(name, self._state.slots, n=3)
-            hint = f"; close: {', '.join(map(repr, near))}" if near else ""
-            raise KeyError(f"stream: {name!r} was never written{hint}")
+            # Names of other streams stay out of it: they may be other people's.
+            raise KeyError(f"stream: {name!r} was never written; streams() lists those that were")
         return self._state.slots[name]
 
     @_locked
