@@ -134,7 +134,7 @@ class Bank(nn.Module):
         slots, valid, ids = batch.slots, batch.valid, batch.ids
         new_atoms = opened.sum(1)
         # A CPU can look how many atoms opened; on a GPU that would wait, so room is made for all.
-        most = int(new_atoms.max()) if self.device.type == "cpu" and len(slots) else valid.shape[1]
+        most = int(new_atoms.max()) if on_cpu(new_atoms) and len(slots) else valid.shape[1]
         self.make_room(valid.shape[1], most)
         self._most_members += valid.shape[1]
         self._most_atoms += most
@@ -170,12 +170,25 @@ class Bank(nn.Module):
     def turn_bases(self, slots: Tensor, x: Tensor, atoms: Tensor) -> None:
         """Fold the chunks x [B, T, D] into the bases of their atoms [B, T] (-1: none)."""
         bases, singular, sums = (t.flatten(0, 1) for t in (self.basis, self.singular, self.sums))
-        for at, rows in basis.groups(slots, x, atoms, self.sums.shape[1]):
-            old = bases.index_select(0, at).float()
-            u, s = basis.update(old, singular.index_select(0, at), rows)
-            u = basis.orient(u, sums.index_select(0, at))
-            bases.index_copy_(0, at, u.to(bases.dtype))
-            singular.index_copy_(0, at, s)
+        room = self.sums.shape[1]
+        if on_cpu(x):
+            for at, rows in basis.groups(slots, x, atoms, room):
+                old = bases.index_select(0, at).float()
+                u, s = basis.update(old, singular.index_select(0, at), rows)
+                basis.orient(u, sums.index_select(0, at))
+                bases.index_copy_(0, at, u.to(bases.dtype))
+                singular.index_copy_(0, at, s)
+            return
+        # Rows that are not valid are zero and change nothing: they may stand with atom 0.
+        at = slots[:, None] * room + atoms.clamp(min=0)
+        for t in range(0, x.shape[1], basis.ROUND):
+            now = at[:, t : t + basis.ROUND]
+            same = now[:, :, None] == now[:, None]
+            rows = x[:, t : t + basis.ROUND]
+            u, s = basis.update_unsynced(bases[now].float(), singular[now], rows, same)
+            basis.orient(u, sums[now])
+            # Chunks of one atom write the same thing to the same place.
+            bases[now], singular[now] = u.to(bases.dtype), s
 
     # -- removing -----------------------------------------------------------------------------
 
@@ -262,6 +275,11 @@ class Bank(nn.Module):
                     setattr(self, name, old.new_empty(new.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.measure()
+
+
+def on_cpu(tensor: Tensor) -> bool:
+    """Whether values can be looked at without waiting for another device."""
+    return tensor.device.type == "cpu"
 
 
 def front(chosen: Tensor) -> Tensor:

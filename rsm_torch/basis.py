@@ -16,6 +16,9 @@ ROUND = 64  # rows folded in at once: the Gram matrix has (K + rows)² entries
 # drown in the rounding of a float32 Gram matrix and are held as zero.
 FLOOR = 3e-3
 
+# Orthogonal iteration: directions carried beyond those kept, rounds, and products in each round.
+EXTRA, ITERATIONS, POWER = 2, 6, 4
+
 
 def leading(a: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Leading right singular vectors of rows a [P, R, D]: basis [P, K, D], singular values [P, K].
@@ -46,6 +49,83 @@ def update(u: Tensor, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return leading(torch.cat([u * s[..., None], rows], 1), u.shape[1])
 
 
+def update_unsynced(u: Tensor, s: Tensor, x: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """`update` for every chunk of a batch at once, in shapes known beforehand: for a GPU, where
+    grouping chunks by atom, and `eigh`, would wait for the device.
+
+    Chunks of one atom get one result, each of them. Orthogonal iteration on the Gram matrices
+    replaces `eigh`; the directions it starts from are arbitrary and fixed.
+
+    Args:
+        u, s: [B, T, K, D] and [B, T, K], the basis of each chunk's atom.
+        x: [B, T, D].
+        same: [B, T, T] bool, which chunks are of the same atom as chunk t.
+    """
+    B, T, K, _ = u.shape
+    own = u * s[..., None]
+    inside = same.to(x.dtype)
+    cross = torch.einsum("btkd,bsd->btks", own, x) * inside[:, :, None]
+    gram = x.new_zeros(B, T, K + T, K + T)
+    gram[..., :K, :K] = own @ own.mT
+    gram[..., :K, K:], gram[..., K:, :K] = cross, cross.mT
+    gram[..., K:, K:] = (x @ x.mT)[:, None] * inside[..., None] * inside[..., None, :]
+    count = torch.arange(1, (K + T) * (K + EXTRA) + 1, device=x.device, dtype=x.dtype)
+    v = (count * count).sin().view(K + T, K + EXTRA)
+    scaled = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-30)
+    for _ in range(ITERATIONS):
+        for _ in range(POWER):
+            v = scaled @ v
+        v = orthonormal(v)
+    power, turn = jacobi(v.mT @ gram @ v)
+    power, order = power.sort(dim=-1, descending=True)
+    v = (v @ turn).gather(-1, order[..., None, :].expand_as(v))[..., :K].mT  # [B, T, K, K + T]
+    top = v[..., :K] @ own + v[..., K:] @ x[:, None]
+    sigma = power[..., :K].clamp(min=0).sqrt()
+    kept = sigma > FLOOR * sigma[..., :1]
+    norm = torch.linalg.vector_norm(top, dim=-1)
+    return top * torch.where(kept, 1 / norm, 0)[..., None], torch.where(kept, sigma, 0)
+
+
+def orthonormal(v: Tensor) -> Tensor:
+    """Columns of v [..., R, K] made orthonormal one after another; dependent ones become zero."""
+    done: list[Tensor] = []
+    for column in v.unbind(-1):
+        size = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
+        for _ in range(2):  # once more, since the first pass leaves rounding behind
+            for other in done:
+                column = column - (column * other).sum(-1, keepdim=True) * other
+        norm = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
+        done.append(torch.where(norm > 1e-6 * size, column / norm, 0))
+    return torch.stack(done, -1)
+
+
+def jacobi(a: Tensor, sweeps: int = 5) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [..., n] and vectors [..., n, n] of small symmetric matrices, unsorted.
+
+    Cyclic Jacobi rotations: slower than `eigh`, but it waits for nothing. Golub and Van Loan,
+    Matrix Computations, 8.5.
+    """
+    n = a.shape[-1]
+    v = torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
+    for _ in range(sweeps):
+        for i in range(n):
+            for j in range(i + 1, n):
+                tilt = (a[..., j, j] - a[..., i, i]) / (2 * a[..., i, j])
+                t = torch.where(tilt < 0, -1.0, 1.0) / (tilt.abs() + (1 + tilt * tilt).sqrt())
+                t = torch.where(a[..., i, j] == 0, 0.0, t)[..., None]
+                c = 1 / (1 + t * t).sqrt()
+                a = rotate(rotate(a, i, j, c, c * t).mT, i, j, c, c * t).mT
+                v = rotate(v, i, j, c, c * t)
+    return a.diagonal(dim1=-2, dim2=-1), v
+
+
+def rotate(a: Tensor, i: int, j: int, c: Tensor, s: Tensor) -> Tensor:
+    """Columns i and j of a [..., n, n] turned by the angle of cosine c and sine s [..., 1]."""
+    columns = list(a.unbind(-1))
+    columns[i], columns[j] = c * a[..., i] - s * a[..., j], s * a[..., i] + c * a[..., j]
+    return torch.stack(columns, -1)
+
+
 def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Basis [K, D] and values [K] of all members of one atom, rows [R, D]."""
     u, s = leading(rows[None], rank)
@@ -53,8 +133,8 @@ def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def orient(u: Tensor, sums: Tensor) -> Tensor:
-    """Turn u_1 of bases [P, K, D] to the side of the sums [P, D], in place: u_1·S >= 0."""
-    u[:, 0] *= torch.where((u[:, 0] * sums).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+    """Turn u_1 of bases [..., K, D] to the side of the sums [..., D], in place: u_1·S >= 0."""
+    u[..., 0, :] *= torch.where((u[..., 0, :] * sums).sum(-1, keepdim=True) < 0, -1.0, 1.0)
     return u
 
 

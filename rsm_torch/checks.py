@@ -76,17 +76,24 @@ def as_integers(value: object, name: str, dims: int) -> Tensor:
     return value.to("cpu", torch.int64)
 
 
-def as_valid(lengths: Sequence[int] | Tensor | None, rows: int, chunks: int) -> Tensor:
-    """[B, T] bool, on the CPU: the first `lengths[b]` of each row."""
+def as_valid(
+    lengths: Sequence[int] | Tensor | None,
+    rows: int,
+    chunks: int,
+    device: torch.device,
+    check: bool,
+) -> Tensor:
+    """[B, T] bool: the first `lengths[b]` of each row."""
     if lengths is None:
-        return torch.ones(rows, chunks, dtype=torch.bool)
-    given = as_integers(lengths, "lengths", 1)
-    if len(given) != rows:
-        raise ValueError(f"lengths: expected one for each of {rows} rows, got {len(given)}")
-    wrong = [n for n in given.tolist() if not 0 <= n <= chunks]
-    if wrong:
-        raise ValueError(f"lengths: {named(wrong)} outside 0 to {chunks}, the chunks given")
-    return torch.arange(chunks) < given[:, None]
+        return torch.ones(rows, chunks, dtype=torch.bool, device=device)
+    if check or not isinstance(lengths, Tensor):
+        lengths = as_integers(lengths, "lengths", 1)
+        if len(lengths) != rows:
+            raise ValueError(f"lengths: expected one for each of {rows} rows, got {len(lengths)}")
+        wrong = [n for n in lengths.tolist() if not 0 <= n <= chunks]
+        if wrong:
+            raise ValueError(f"lengths: {named(wrong)} outside 0 to {chunks}, the chunks given")
+    return torch.arange(chunks, device=device) < lengths.to(device)[:, None]
 
 
 def unit_rows(x: Tensor, valid: Tensor | None, name: str) -> Tensor:
@@ -97,18 +104,25 @@ def unit_rows(x: Tensor, valid: Tensor | None, name: str) -> Tensor:
     """
     x = x if x.dtype == torch.float64 else x.float()
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    odd = ~((norm >= 1 / SAFE) & (norm <= SAFE))
-    if valid is not None:
-        odd &= valid[..., None]
-    if bool(odd.any()):  # very small or large rows first to magnitude 1; or there is no direction
-        peak = torch.where(odd, x.abs().amax(-1, keepdim=True), 1)
-        bad = (odd & ~((peak > 0) & peak.isfinite()))[..., 0]
+    plain = (norm >= 1 / SAFE) & (norm <= SAFE)
+    if bool(plain.all()):
+        unit = (x / norm).float()
+    else:
+        unit, known = directions(x)
+        bad = ~known if valid is None else valid & ~known
         if bool(bad.any()):
             raise ValueError(f"{name}: {describe(x, bad)}")
-        x = torch.where(odd, x / peak, x)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    x = (x / norm).float()
-    return x if valid is None else torch.where(valid[..., None], x, 0)
+    return unit if valid is None else torch.where(valid[..., None], unit, 0)
+
+
+def directions(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of x [..., D] divided by their norms, however large or small, in float32, and which
+    rows [...] have a direction; the others become zero. Reads nothing back from the device."""
+    x = x if x.dtype == torch.float64 else x.float()
+    peak = x.abs().amax(-1, keepdim=True)
+    known = (peak > 0) & peak.isfinite()
+    x = torch.where(known, x / peak, 0)
+    return torch.nn.functional.normalize(x, dim=-1).float(), known[..., 0]
 
 
 def describe(x: Tensor, bad: Tensor) -> str:
@@ -127,7 +141,12 @@ def describe(x: Tensor, bad: Tensor) -> str:
 
 
 def as_payload(
-    value: Tensor | None, name: str, valid: Tensor, dtype: torch.dtype, empty: float
+    value: Tensor | None,
+    name: str,
+    valid: Tensor,
+    dtype: torch.dtype,
+    empty: float,
+    check: bool = True,
 ) -> Tensor:
     """A [B, T] payload on the device of `valid`, `empty` where not valid or not given."""
     if value is None:
@@ -138,7 +157,7 @@ def as_payload(
     if dtype == torch.int64 and (value.is_floating_point() or value.dtype == torch.bool):
         raise TypeError(f"{name}: expected integers, got {value.dtype}")
     value = value.to(valid.device, dtype)
-    if dtype == torch.int64 and bool((value[valid] < 0).any()):
+    if check and dtype == torch.int64 and bool((value[valid] < 0).any()):
         raise ValueError(f"{name}: expected integers >= 0, got {int(value[valid].min())}")
     return torch.where(valid, value, empty)
 

@@ -21,6 +21,7 @@ from rsm_torch.checks import (
     as_rows,
     as_slots,
     as_valid,
+    directions,
     named,
     unit_rows,
 )
@@ -123,6 +124,7 @@ class StreamMemory(nn.Module):
         times: Tensor | None = None,
         labels: Tensor | None = None,
         ids: Tensor | None = None,
+        check: bool = True,
     ) -> Written:
         """Write T chunks to each of B streams, in order.
 
@@ -134,12 +136,15 @@ class StreamMemory(nn.Module):
             labels: [B, T] integers >= 0 to find again with the members; None: none.
             ids: [B, T] integers >= 0 that no stored chunk has; None: counted on from the largest
                 id ever seen, so that ids of forgotten chunks do not come back.
+            check: False trusts the arguments, so that a GPU is never waited for: rows that are
+                NaN, infinite or zero are left out as if padded, and streams, lengths, labels and
+                ids must be right.
 
         Raises:
             TypeError, ValueError: an argument of the wrong type, shape or range; rows that are
                 NaN, infinite or zero, by their indices. Nothing is written then.
         """
-        batch = self._batch(x, streams, lengths, times, labels, ids)
+        batch = self._batch(x, streams, lengths, times, labels, ids, check)
         b, c = self.bank, self.config
         atoms, opened = merge_gate(
             batch.x, batch.valid, batch.slots, b.sums, b.n_atoms,
@@ -188,27 +193,44 @@ class StreamMemory(nn.Module):
         times: Tensor | None,
         labels: Tensor | None,
         ids: Tensor | None,
+        check: bool = True,
     ) -> Batch:
         """The arguments of a write, checked, transformed, normalised and rounded once."""
         x = as_rows(x, "x", (3,), self.config.dim, self.device)
-        slots = as_slots(streams, x.shape[0], self.streams).to(self.device)
-        valid = as_valid(lengths, x.shape[0], x.shape[1]).to(self.device)
-        times = as_payload(times, "times", valid, torch.float64, math.nan)
-        labels = as_payload(labels, "labels", valid, torch.int64, -1)
-        rows = self._unit(x, valid, "x")
+        slots = self._slots(streams, x.shape[0], check)
+        valid = as_valid(lengths, x.shape[0], x.shape[1], self.device, check)
+        rows, valid = self._unit(x, valid, "x", check)
+        times = as_payload(times, "times", valid, torch.float64, math.nan, check)
+        labels = as_payload(labels, "labels", valid, torch.int64, -1, check)
         if ids is None:
             new = self.bank.next_id + valid.flatten().cumsum(0).view_as(valid) - 1
             ids = torch.where(valid, new, -1)
         else:
-            ids = as_payload(ids, "ids", valid, torch.int64, -1)
-            self.bank.check_new(ids[valid])
+            ids = as_payload(ids, "ids", valid, torch.int64, -1, check)
+            if check:
+                self.bank.check_new(ids[valid])
         return Batch(slots, rows, valid, times, labels, ids)
 
-    def _unit(self, x: Tensor, valid: Tensor | None, name: str) -> Tensor:
+    def _slots(self, streams: Sequence[int] | Tensor | None, rows: int, check: bool) -> Tensor:
+        if streams is None and rows <= self.streams:
+            return torch.arange(rows, device=self.device)
+        if not check and isinstance(streams, Tensor):
+            return streams.to(self.device, torch.int64)
+        return as_slots(streams, rows, self.streams).to(self.device)
+
+    def _unit(self, x: Tensor, valid: Tensor, name: str, check: bool) -> tuple[Tensor, Tensor]:
+        """Unit rows as they are stored, and which of them are valid."""
         if self.calibration is not None:
-            unit_rows(x, valid, name)
+            if check:
+                unit_rows(x, valid, name)
             x, name = self.calibration.transform(x), f"{name} after the calibration's transform"
-        return unit_rows(x, valid, name).to(self.bank.members.dtype).float()
+        if check:
+            unit = unit_rows(x, valid, name)
+        else:
+            unit, known = directions(x)
+            valid = valid & known
+            unit = torch.where(valid[..., None], unit, 0)
+        return unit.to(self.bank.members.dtype).float(), valid
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -221,6 +243,7 @@ class StreamMemory(nn.Module):
         top_k: int = 20,
         atom_score: AtomScore = "v1",
         chunk_score: ChunkScore = "cosine",
+        check: bool = True,
     ) -> Hits:
         """The best members inside the best atoms of each stream.
 
@@ -231,13 +254,17 @@ class StreamMemory(nn.Module):
             top_k: members to return of each query.
             atom_score: "v1" u_1·q, "centroid", "full_basis" ‖Uq‖, or "max_member".
             chunk_score: "cosine", or "subspace" Σ_j (u_j·q)(u_j·x).
+            check: False trusts the arguments, as in `write`; a query without a direction then
+                scores 0 with everything.
 
         Raises:
             TypeError, ValueError: as `write`; also for a query that is zero, NaN or infinite.
         """
         q = as_rows(q, "q", (2, 3), self.config.dim, self.device)
-        slots = as_slots(streams, q.shape[0], self.streams).to(self.device)
-        unit = self._unit(q if q.dim() == 3 else q[:, None], None, "q")
+        slots = self._slots(streams, q.shape[0], check)
+        queries = q if q.dim() == 3 else q[:, None]
+        every = torch.ones(queries.shape[:2], dtype=torch.bool, device=self.device)
+        unit, _ = self._unit(queries, every, "q", check)
         hits = retrieve.find(self.bank, unit, slots, top_atoms, top_k, atom_score, chunk_score)
         if q.dim() == 2:
             hits = Hits(hits.ids[:, 0], hits.scores[:, 0], hits.atoms[:, 0])
@@ -305,12 +332,18 @@ class StreamMemory(nn.Module):
         self, chunks: int = 0, atoms: int | None = None, streams: int | None = None
     ) -> None:
         """Make room beforehand: `chunks` more members and `atoms` more atoms (default: as many)
-        in every stream, and `streams` slots in all. Never shrinks."""
+        in every stream, and `streams` slots in all. Never shrinks.
+
+        Within that room `write(check=False)` and `search(check=False)` never wait for a GPU, and
+        can be captured in a CUDA graph. A graph's replays are not counted here: reserve for all
+        of them, and call `reserve` again after them, which reads the true counts.
+        """
         for name, value in (("chunks", chunks), ("atoms", atoms), ("streams", streams)):
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise ValueError(f"{name}: expected an int of at least 0, got {value!r}")
         if streams is not None:
             self.bank.add_streams(streams)
+        self.bank.measure()
         self.bank.make_room(chunks, atoms)
 
     # -- saving -------------------------------------------------------------------------------

@@ -72,3 +72,40 @@ def test_groups_hold_every_row_once_in_order():
     for b, slot in enumerate(slots.tolist()):
         for a in range(4):
             assert seen.get((slot, a), []) == x[b, atoms[b] == a].flatten().tolist()
+
+
+@pytest.mark.parametrize("K", [1, 2, 4, 8])
+def test_the_update_that_waits_for_nothing_agrees(K):
+    g = torch.Generator().manual_seed(K)
+    centres = torch.randn(3, 4, 64, generator=g)
+    atoms = torch.randint(4, (3, 40), generator=g)
+    x = centres.gather(1, atoms[..., None].expand(3, 40, 64)) + torch.randn(3, 40, 64, generator=g)
+    old = centres[:, :, None] + torch.randn(3, 4, 9, 64, generator=g)
+    u, s = basis.leading(old.flatten(0, 1), K)
+    u, s = u.view(3, 4, K, 64), s.view(3, 4, K)
+    one = u.gather(1, atoms[..., None, None].expand(3, 40, K, 64))
+    same = atoms[:, :, None] == atoms[:, None]
+    new_u, new_s = basis.update_unsynced(
+        one, s.gather(1, atoms[..., None].expand(3, 40, K)), x, same
+    )
+    for b in range(3):
+        for a in range(4):
+            rows = x[b, atoms[b] == a]
+            want_u, want_s = basis.update(u[b, a][None], s[b, a][None], rows[None])
+            for t in (atoms[b] == a).nonzero().flatten().tolist():
+                torch.testing.assert_close(new_s[b, t], want_s[0], rtol=2e-2, atol=0)
+                assert (new_u[b, t, 0] @ want_u[0, 0]).abs() > 1 - 1e-5
+                torch.testing.assert_close(
+                    new_u[b, t] @ new_u[b, t].mT, torch.eye(K), atol=1e-4, rtol=0
+                )
+
+
+def test_jacobi_is_eigh():
+    a = torch.randn(20, 6, 6)
+    a = a + a.mT
+    values, vectors = basis.jacobi(a)
+    torch.testing.assert_close(values.sort().values, torch.linalg.eigvalsh(a), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        vectors @ torch.diag_embed(values) @ vectors.mT, a, atol=1e-4, rtol=0
+    )
+    assert torch.equal(basis.jacobi(torch.zeros(2, 3, 3))[0], torch.zeros(2, 3))

@@ -489,3 +489,53 @@ def test_inputs_that_need_gradients_leave_none_behind():
     memory.write(x)
     assert not memory.search(x[:, 0]).scores.requires_grad
     assert not memory.bank.sums.requires_grad
+
+
+# -- unchecked calls, for a GPU that must not be waited for --------------------------------------
+
+
+def close(a, b):
+    """The same up to the last bits: unchecked rows are scaled before they are normalised."""
+    return all(torch.allclose(a[k].double(), b[k].double(), atol=1e-5, equal_nan=True) for k in a)
+
+
+def test_unchecked_calls_do_the_same():
+    x = chunks(4, 30)
+    one, two = (StreamMemory(RSMConfig(D, tau=0.75), 4) for _ in range(2))
+    lengths, order = torch.tensor([30, 4, 0, 17]), torch.tensor([2, 0, 3, 1])
+    want = one.write(x, order, lengths)
+    got = two.write(x, order, lengths, check=False)
+    assert torch.equal(want.atoms, got.atoms)
+    assert torch.equal(want.ids, got.ids)
+    assert close(state(one), state(two))
+    q = torch.randn(4, 2, D)
+    assert torch.equal(one.search(q).ids, two.search(q, check=False).ids)
+
+
+def test_unchecked_rows_without_a_direction_are_left_out():
+    memory, clean = (StreamMemory(RSMConfig(D, tau=0.75), 2) for _ in range(2))
+    x = chunks(2, 12)
+    bad = x.clone()
+    bad[0, 3], bad[0, 7], bad[1, 0], bad[1, 11] = NAN, 0, INF, -INF
+    out = memory.write(bad, check=False)
+    kept = out.atoms >= 0
+    assert (~kept).nonzero().tolist() == [[0, 3], [0, 7], [1, 0], [1, 11]]
+    clean.write(x[kept].view(2, 10, D))
+    assert close(state(memory), state(clean))
+    check_consistent(memory)
+
+
+def test_the_way_of_a_gpu_agrees_on_bases(monkeypatch):
+    from rsm_torch import bank
+
+    x = chunks(3, 90)
+    plain, unsynced = (StreamMemory(RSMConfig(D, tau=0.75, rank=3), 3) for _ in range(2))
+    plain.write(x, lengths=[90, 31, 0])
+    monkeypatch.setattr(bank, "on_cpu", lambda tensor: False)
+    unsynced.write(x, lengths=[90, 31, 0])
+    one, two = state(plain), state(unsynced)
+    torch.testing.assert_close(one["singular"], two["singular"], rtol=6e-2, atol=1e-2)
+    energy = [m["singular"].square().sum() for m in (one, two)]
+    assert energy[1] == pytest.approx(energy[0], rel=1e-3)
+    assert (one["basis"][:, 0] * two["basis"][:, 0]).sum(-1).min() > 1 - 1e-4
+    check_consistent(unsynced)
