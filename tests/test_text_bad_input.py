@@ -61,11 +61,36 @@ BAD = [
     (lambda m: m.delete_all(), ValueError, "stream: say which one"),
     (lambda m: m.delete_all("nowhere"), KeyError, "never written"),
     (lambda m: m.delete_all(" "), ValueError, "stream: is blank"),
-    (lambda m: m.update("1"), ValueError, "give text, time or metadata"),
+    (lambda m: m.update("1"), ValueError, "give text, time, metadata or ttl"),
     (lambda m: m.update("1", text=" "), ValueError, "empty"),
     (lambda m: m.update("1", text=3), TypeError, "text"),
     (lambda m: m.update("1", time="soon"), ValueError, "ISO 8601"),
     (lambda m: m.update("1", metadata=[1]), TypeError, "metadata: expected a mapping"),
+    (lambda m: m.update("1", ttl=0), ValueError, "ttl: expected more than 0 seconds"),
+    (lambda m: m.add("x", "a", ttl=-1), ValueError, "ttl: expected more than 0 seconds.*got -1"),
+    (lambda m: m.add("x", "a", ttl=float("nan")), ValueError, "ttl: expected more than 0"),
+    (lambda m: m.add_many({"a": "x"}, ttl="1h"), TypeError, "ttl: expected a number of seconds"),
+    (lambda m: m.purge("soon"), ValueError, "now: 'soon' is not an ISO 8601"),
+    (lambda m: m.get_all("a", where=["k"]), TypeError, "where: expected a mapping, got list"),
+    (lambda m: m.get_all("a", where={1: 2}), TypeError, "where: expected str keys"),
+    (lambda m: m.get_all("a", after="x"), ValueError, "after: 'x' is not an ISO 8601"),
+    (lambda m: m.get_all("a", limit=-1), ValueError, "limit: expected at least 0, got -1"),
+    (lambda m: m.get_all("a", offset=1.0), TypeError, "offset: expected an int, got 1.0"),
+    (lambda m: m.search("q", "a", after=3, before=3), ValueError, "before: expected a time later"),
+    (lambda m: m.context("q", "a", 9, where=3), TypeError, "where: expected a mapping, got int"),
+    (lambda m: m.delete_all("a", before="x"), ValueError, "before: 'x' is not an ISO 8601"),
+    (lambda m: m.delete_all(where={"k": 1}), ValueError, "stream: say which one"),
+    (lambda m: m.fork("nowhere", "b"), KeyError, "'nowhere' was never written"),
+    (lambda m: m.fork("a", "agent-7"), ValueError, "dst: 'agent-7' holds 1 items.*merge adds"),
+    (lambda m: m.fork("a", "a"), ValueError, "dst: 'a' holds 2 items"),
+    (lambda m: m.fork("a", " "), ValueError, "stream: is blank"),
+    (lambda m: m.merge("nowhere", "a"), KeyError, "'nowhere' was never written"),
+    (lambda m: m.export("/nowhere/x.jsonl"), FileNotFoundError, "/nowhere/x.jsonl"),
+    (lambda m: m.export("/nowhere/x.jsonl", streams="a"), TypeError, "streams: expected a list"),
+    (lambda m: m.export("/nowhere/x.jsonl", streams=["q"]), KeyError, "'q' was never written"),
+    (lambda m: m.absorb("/nowhere/x.jsonl"), FileNotFoundError, "/nowhere/x.jsonl"),
+    (lambda m: m.reembed(5), TypeError, "embedder: expected a model id"),
+    (lambda m: m.reembed(Hashed(), tau=2.0), ValueError, "tau"),
 ]  # fmt: skip
 
 
@@ -76,12 +101,17 @@ def test_bad_input_is_named_and_changes_nothing(memory, call, error, message):
         state_of(memory, "a"),
         state_of(memory, "agent-7"),
         memory.counts(),
-        memory._state.slots,
+        memory._state.streams,
     )
     before = *before[:3], dict(before[3])
     with pytest.raises(error, match=message):
         call(memory)
-    after = state_of(memory, "a"), state_of(memory, "agent-7"), memory.counts(), memory._state.slots
+    after = (
+        state_of(memory, "a"),
+        state_of(memory, "agent-7"),
+        memory.counts(),
+        memory._state.streams,
+    )
     assert after == before
     assert memory.add("next", "a") == ["4"]
 

@@ -33,8 +33,21 @@ def test_a_newer_version_is_refused_by_number(path):
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(ValueError, match=r"format version 99; this rsm_torch reads up to 1"):
+    with pytest.raises(ValueError, match=r"format version 99; this rsm_torch reads up to 2"):
         AgentMemory(Hashed(), path=path)
+
+
+def test_a_file_of_version_1_is_brought_up_to_date(path):
+    db = sqlite3.connect(path)
+    db.execute("DROP INDEX expiring_items")
+    db.execute("ALTER TABLE items DROP COLUMN expires")
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    with AgentMemory(Hashed(), path=path) as memory:
+        assert [item.expires for item in memory.get_all("a")] == [None] * 40
+        memory.update("1", ttl=1e9)
+        assert memory.get("1").expires is not None
 
 
 def test_other_files_are_refused_and_left_alone(tmp_path):

@@ -65,3 +65,13 @@ def partition(memory, stream: str) -> set[frozenset[str]]:
     for item in memory.get_all(stream):
         atoms.setdefault(item.atom, set()).add(item.text)
     return {frozenset(texts) for texts in atoms.values()}
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self, now: float = 1000.0):
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 @dataclass(frozen=True, slots=True)
 class Row:
     """An item as the store keeps it. `raw` is its text; `hash` tells equal items (text, time,
-    step, session and role) apart from others."""
+    step, session and role) apart from others; `expires` is in seconds since the epoch."""
 
     raw: str
     text: bytes
@@ -29,6 +30,7 @@ class Row:
     role: str | None
     metadata: str
     hash: bytes
+    expires: float | None = None
 
 
 class Plan:
@@ -56,8 +58,13 @@ class Plan:
         return [str(ids[row.hash]) for row in self.rows]
 
 
-def read_texts(texts: Texts, times: Times = None, metadata: Metadata = None) -> list[Row]:
-    """One row per text.
+def read_texts(
+    texts: Texts,
+    times: Times = None,
+    metadata: Metadata = None,
+    expires: float | None = None,
+) -> list[Row]:
+    """One row per text, all with the same end of their time to live.
 
     Raises:
         TypeError, ValueError: naming the argument and position of what is wrong.
@@ -77,9 +84,10 @@ def read_texts(texts: Texts, times: Times = None, metadata: Metadata = None) -> 
                 raise ValueError(
                     f"{where}: is an Item; give its time and metadata in the Item, not beside it"
                 )
-            rows.append(_row(text, where))
+            rows.append(row_of(text, where, expires))
         elif isinstance(text, str):
-            rows.append(_row(Item(text, time=time, metadata=extra or {}), where))
+            item = Item(text, time=time, metadata=extra or {})
+            rows.append(row_of(item, where, expires))
         else:
             raise TypeError(f"{where}: expected a str or an Item, got {_kind(text)}")
     return rows
@@ -98,7 +106,8 @@ def _parallel(values: Any, single: bool, count: int, name: str) -> list[Any]:
     return list(values)
 
 
-def _row(item: Item, where: str) -> Row:
+def row_of(item: Item, where: str, expires: float | None = None) -> Row:
+    """The row of an item, whose name in errors is `where`."""
     if not isinstance(item.text, str):
         raise TypeError(f"{where}: expected text as a str, got {_kind(item.text)}")
     if not item.text.strip():
@@ -117,6 +126,7 @@ def _row(item: Item, where: str) -> Row:
         utc_seconds(item.time, f"{where}.time"),
         step, session, role,
         read_metadata(item.metadata, f"{where}.metadata"),
+        expires,
     )  # fmt: skip
 
 
@@ -127,6 +137,7 @@ def make_row(
     session: int | str | None,
     role: str | None,
     metadata: Mapping[str, Any],
+    expires: float | None = None,
 ) -> Row:
     """A row of values that are known to be right."""
     text = raw.encode("utf-8", "surrogatepass")
@@ -140,6 +151,7 @@ def make_row(
         role=None if role is None else json.dumps(role),
         metadata=json.dumps(metadata),
         hash=hashlib.sha256(place + b"\0" + text).digest(),
+        expires=expires,
     )
 
 
@@ -154,6 +166,21 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
         return json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise type(error)(f"{where}: JSON cannot hold it ({error})") from error
+
+
+def read_expiry(ttl: float | None, now: float) -> float | None:
+    """The end of a time to live of `ttl` seconds from `now`; None: never.
+
+    Raises:
+        TypeError, ValueError: not a positive number. `math.inf` is one, and never ends.
+    """
+    if ttl is None:
+        return None
+    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)):
+        raise TypeError(f"ttl: expected a number of seconds, got {ttl!r}")
+    if not ttl > 0:
+        raise ValueError(f"ttl: expected more than 0 seconds (math.inf: for ever), got {ttl}")
+    return None if math.isinf(ttl) else now + ttl
 
 
 def read_stream(stream: str) -> str:

@@ -39,7 +39,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item as `get` returns it: a `Hit` without a score."""
+    """An item as `get` returns it: a `Hit` without a score. `expires`: when its time to live
+    ends, in seconds since the epoch; None: never."""
 
     id: str
     text: str
@@ -50,6 +51,7 @@ class StoredItem:
     session: int | str | None = None
     role: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    expires: float | None = None
 
     def scored(self, score: float) -> Hit:
         """The same as a search result."""

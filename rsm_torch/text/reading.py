@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch import Tensor
 
@@ -14,10 +14,20 @@ from rsm_torch.text.store import ItemStore
 Pairs = list[tuple[int, float]]  # (chunk, score), best first
 
 
-def named_chunks(store: ItemStore, index: StreamIndex, query: str, q: Tensor, slot: int) -> Pairs:
-    """Chunks of a slot that `query` names: those named outright first, then nearest to q [D]."""
+def named_chunks(
+    store: ItemStore,
+    index: StreamIndex,
+    query: str,
+    q: Tensor,
+    stream: int,
+    allowed: Set[int] | None,
+) -> Pairs:
+    """Chunks of a stream that `query` names: those named outright first, then nearest to q [D]."""
     address = addresses(query)
-    ranks = {chunk: rank for rank, chunk in address.select(store.keys(slot))} if address else {}
+    if not address:
+        return []
+    keys = [key for key in store.keys(stream) if allowed is None or key.id in allowed]
+    ranks = {chunk: rank for rank, chunk in address.select(keys)}
     if not ranks:
         return []
     chunks = store.vectors(list(ranks))
@@ -28,13 +38,15 @@ def named_chunks(store: ItemStore, index: StreamIndex, query: str, q: Tensor, sl
 def hits_for(
     store: ItemStore,
     index: StreamIndex,
-    slot: int,
+    stream: int,
     q: Tensor,
     reads: Sequence[Read],
     named: Pairs,
+    allowed: Set[int] | None,
 ) -> list[Hit]:
     """The `named` chunks, then those of each search in turn, without repeats, `top_k` in all."""
-    pairs = [*named, *(pair for read in reads for pair in index.search(q, slot, read))]
+    found = (pair for read in reads for pair in index.search(q, stream, read, allowed))
+    pairs = [*named, *found]
     first: dict[int, float] = {}
     for chunk, score in pairs:
         first.setdefault(chunk, score)

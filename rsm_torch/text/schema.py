@@ -38,7 +38,13 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS = (create_tables,)  # MIGRATIONS[v] takes a file from version v to v + 1
+def add_expiry(db: sqlite3.Connection) -> None:
+    """Version 2: when an item's time to live ends, in seconds since the epoch; NULL: never."""
+    db.execute("ALTER TABLE items ADD COLUMN expires REAL")
+    db.execute("CREATE INDEX expiring_items ON items (stream, expires) WHERE expires IS NOT NULL")
+
+
+MIGRATIONS = (create_tables, add_expiry)  # MIGRATIONS[v] takes a file from version v to v + 1
 
 
 def open_database(path: str | Path | None) -> sqlite3.Connection:

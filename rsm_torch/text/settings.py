@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -29,30 +30,57 @@ class Settings:
         found = calibrate_tau(vectors, embedder=self.embedder, groups=streams)
         return replace(self, config=replace(self.config, tau=found.tau), pending=False)
 
-    def save(self, store: ItemStore) -> None:
-        calibration = None if self.calibration is None else self.calibration.to_dict()
-        store.set_meta(
-            {
-                "embedder": self.embedder,
-                "config": self.config.to_dict(),
-                "calibration": calibration,
-                "pending": self.pending,
-            }
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` accepts; JSON can hold it."""
+        return {
+            "embedder": self.embedder,
+            "config": self.config.to_dict(),
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            "pending": self.pending,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Settings:
+        calibration = saved["calibration"]
+        return cls(
+            saved["embedder"],
+            RSMConfig.from_dict(saved["config"]),
+            None if calibration is None else Calibration.from_dict(calibration),
+            saved["pending"],
         )
+
+    def save(self, store: ItemStore) -> None:
+        store.set_meta(self.to_dict())
 
     @classmethod
     def load(cls, store: ItemStore) -> Settings | None:
         """What the store was made with, None if it is new."""
-        name = store.get_meta("embedder")
-        if name is None:
-            return None
-        saved: dict[str, Any] | None = store.get_meta("calibration")
-        return cls(
-            name,
-            RSMConfig.from_dict(store.get_meta("config")),
-            None if saved is None else Calibration.from_dict(saved),
-            store.get_meta("pending"),
-        )
+        names = [field.name for field in fields(cls)]
+        saved = {name: store.get_meta(name) for name in names}
+        return None if saved["embedder"] is None else cls.from_dict(saved)
+
+    def same_space(self, other: Settings) -> bool:
+        """Whether embeddings of one are embeddings of the other."""
+        return (self.embedder, self.config.dim) == (other.embedder, other.config.dim)
+
+    def moved(
+        self, embedder: Embedder, tau: float | None, calibration: Calibration | None
+    ) -> Settings:
+        """The same for another embedder, whose tau is pending unless it is given."""
+        _check(embedder, None, tau, calibration)
+        rank = min(self.config.rank, embedder.dim)
+        config = replace(self.config, dim=embedder.dim, rank=rank, tau=RSMConfig.tau)
+        return _with_tau(embedder, config, tau, calibration)
+
+
+def _with_tau(
+    embedder: Embedder, config: RSMConfig, tau: float | None, calibration: Calibration | None
+) -> Settings:
+    """`config` with the tau given, or pending."""
+    given = calibration.tau if tau is None and calibration is not None else tau
+    if given is not None:
+        config = replace(config, tau=given)
+    return Settings(embedder.name, config, calibration, pending=given is None)
 
 
 def settle(
@@ -73,14 +101,10 @@ def settle(
         _check_same(store, saved, embedder, config, tau, calibration)
         return saved
     if config is None:
-        given = calibration.tau if tau is None and calibration is not None else tau
         defaults = RSMConfig(embedder.dim, rank=min(RSMConfig.rank, embedder.dim))
-        config, pending = (
-            (defaults, True) if given is None else (replace(defaults, tau=given), False)
-        )
+        settings = _with_tau(embedder, defaults, tau, calibration)
     else:
-        pending = False
-    settings = Settings(embedder.name, config, calibration, pending)
+        settings = Settings(embedder.name, config, calibration)
     with store.transaction():
         settings.save(store)
     return settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from rsm_torch.text.index import StreamIndex
 from rsm_torch.text.intake import Row
 from rsm_torch.text.settings import CALIBRATE_AT, Settings
-from rsm_torch.text.store import Chunks, ItemStore
+from rsm_torch.text.store import Chunks, Content, Found, ItemStore
 
 
 class SyncedMemory:
@@ -23,91 +23,130 @@ class SyncedMemory:
 
     def __init__(self, store: ItemStore, settings: Settings, device: str):
         self.store, self.settings, self._device = store, settings, device
-        self.slots = store.streams()
+        self.streams = store.streams()
         self.index = self._new_index(settings)
-        self.index.assign({slot: store.chunks(slot) for slot in self.slots.values()})
+        self.index.assign(store.chunks())
 
-    def insert(self, new: Mapping[str, tuple[list[Row], Tensor]]) -> dict[str, list[int]]:
-        """Ids of the rows with embeddings [n, D] added to each stream."""
+    # -- changes ----------------------------------------------------------------------------
+
+    def insert(
+        self, new: Mapping[str, Content], settings: Settings | None = None
+    ) -> list[list[int]]:
+        """Ids of the items added to each stream.
+
+        Args:
+            settings: to go on with instead of the present ones, of the same embedder.
+        """
         touched: set[int] = set()
-        renewed: tuple[Settings, StreamIndex] | None = None
-        with self._transaction(touched):
-            items: dict[str, list[int]] = {}
+        with self._change(touched):
+            items: list[list[int]] = []
             written: dict[int, Chunks] = {}
-            for name, (rows, vectors) in new.items():
-                if name not in self.slots:
-                    self.slots[name] = self.store.add_stream(name)
-                slot = self.slots[name]
-                touched.add(slot)
-                items[name], chunks = self.store.insert(slot, rows, vectors)
-                written[slot] = Chunks(chunks, vectors, chunks)
-            if self.settings.pending and self._enough():
-                renewed = self._calibrated()
-            else:
-                self._write(self.index, written)
-        if renewed is not None:
-            self.settings, self.index = renewed
+            given: dict[int, Chunks] = {}
+            for name, content in new.items():
+                if name not in self.streams:
+                    self.streams[name] = self.store.add_stream(name)
+                stream = self.streams[name]
+                touched.add(stream)
+                ids, chunks = self.store.insert(stream, content.rows, content.vectors)
+                items.append(ids)
+                if content.atoms is None:
+                    written[stream] = Chunks(chunks, content.vectors, chunks)
+                else:
+                    atoms = _founders(content.atoms, chunks)
+                    given[stream] = Chunks(chunks, content.vectors, atoms)
+            fresh = self._renewed(settings or self.settings, given, written)
+        self.settings, self.index = fresh
         return items
 
     def replace(self, id: int, row: Row, vector: Tensor) -> None:
         """New content for an item: its chunk is forgotten and a new one written."""
-        old, slot = self.store.chunk_of(id)
-        with self._transaction({slot}):
+        old, stream = self.store.chunk_of(id)
+        with self._change({stream}):
             self.store.change(id, row)
-            new = self.store.replace_chunk(slot, id, vector)
-            self.index.forget(slot, old)
-            self._write(self.index, {slot: Chunks(new, vector[None], new)})
+            new = self.store.replace_chunk(stream, id, vector)
+            self.index.forget(stream, [old])
+            self._write(self.index, {stream: Chunks(new, vector[None], new)})
         self.store.scrub()
 
     def change(self, id: int, row: Row) -> None:
-        """New time or metadata for an item; nothing to embed."""
+        """New fields for an item; nothing to embed."""
         with self.store.transaction():
             self.store.change(id, row)
         self.store.scrub()
 
-    def delete(self, id: int) -> None:
-        chunk, slot = self.store.chunk_of(id)
-        with self._transaction({slot}):
-            self.store.delete(id)
-            self.index.forget(slot, chunk)
+    def delete(self, gone: Mapping[int, Sequence[Found]]) -> int:
+        """Remove items of each stream; how many."""
+        with self._change(gone):
+            for stream, some in gone.items():
+                self.store.delete(found.item for found in some)
+                if some:
+                    self.index.forget(stream, [found.chunk for found in some])
         self.store.scrub()
+        return sum(map(len, gone.values()))
 
-    def delete_stream(self, slot: int) -> int:
-        """How many items went. The stream keeps its slot."""
-        with self._transaction({slot}):
-            gone = self.store.delete_stream(slot)
-            self.index.reset(slot)
+    def reembed(self, settings: Settings, chunks: Sequence[int], vectors: Tensor) -> None:
+        """New vectors [N, D] for all chunks there are; all streams clustered anew."""
+        with self._change(()):
+            self.store.set_vectors(chunks, vectors)
+            settings.save(self.store)
+            fresh = self._clustered(settings)
+        self.settings, self.index = fresh
         self.store.scrub()
-        return gone
 
     @contextmanager
-    def _transaction(self, touched: set[int]) -> Iterator[None]:
+    def _change(self, touched: Iterable[int]) -> Iterator[None]:
         try:
             with self.store.transaction():
                 yield
         except BaseException:
-            self.slots = self.store.streams()
-            self.index.reload({slot: self.store.chunks(slot) for slot in touched})
+            self.streams = self.store.streams()
+            self.index.reload(self.store.chunks(touched))
             raise
 
-    def _write(self, index: StreamIndex, streams: dict[int, Chunks]) -> None:
-        for slot, atoms in index.write(streams).items():
-            self.store.set_atoms(streams[slot].ids, atoms)
+    # -- clustering -------------------------------------------------------------------------
+
+    def _renewed(
+        self, settings: Settings, given: dict[int, Chunks], written: dict[int, Chunks]
+    ) -> tuple[Settings, StreamIndex]:
+        """Settings and index with new chunks added, whose atoms are `given` or to be found."""
+        index = self.index
+        if settings is not self.settings:
+            settings.save(self.store)
+            index = self._new_index(settings)
+        for chunks in given.values():
+            self.store.set_atoms(chunks.ids, chunks.atoms)
+        if settings.pending and self._enough():
+            return self._clustered(settings)
+        index.assign(given)
+        self._write(index, written)
+        return settings, index
+
+    def _clustered(self, settings: Settings) -> tuple[Settings, StreamIndex]:
+        """All streams clustered anew, by a tau of their own embeddings if it is pending."""
+        streams = self.store.chunks()
+        if settings.pending and self._enough():
+            vectors = [chunks.vectors for chunks in streams.values()]
+            owner = [torch.full((len(c.ids),), stream) for stream, c in streams.items()]
+            settings = settings.calibrated(torch.cat(vectors), torch.cat(owner))
+            settings.save(self.store)
+        index = self._new_index(settings)
+        self._write(index, streams)
+        return settings, index
 
     def _enough(self) -> bool:
         items = [count.items for count in self.store.counts().values()]
         return sum(items) >= CALIBRATE_AT and max(items) > 1
 
-    def _calibrated(self) -> tuple[Settings, StreamIndex]:
-        """All streams clustered anew by a tau of their own embeddings."""
-        streams = {slot: self.store.chunks(slot) for slot in self.slots.values()}
-        held = {slot: chunks.vectors for slot, chunks in streams.items() if len(chunks.ids)}
-        owner = [torch.full((len(vectors),), slot) for slot, vectors in held.items()]
-        settings = self.settings.calibrated(torch.cat([*held.values()]), torch.cat(owner))
-        settings.save(self.store)
-        index = self._new_index(settings)
-        self._write(index, streams)
-        return settings, index
+    def _write(self, index: StreamIndex, streams: dict[int, Chunks]) -> None:
+        for stream, atoms in index.write(streams).items():
+            self.store.set_atoms(streams[stream].ids, atoms)
 
     def _new_index(self, settings: Settings) -> StreamIndex:
         return StreamIndex(settings.config, self._device, settings.calibration)
+
+
+def _founders(labels: Tensor, chunks: Tensor) -> Tensor:
+    """Each label as the first chunk that bears it."""
+    first: dict[int, int] = {}
+    pairs = zip(labels.tolist(), chunks.tolist(), strict=True)
+    return torch.tensor([first.setdefault(*pair) for pair in pairs], dtype=torch.int64)

@@ -1,0 +1,157 @@
+"""Reading a memory: by query, by id, by stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rsm_torch.hits import Context, Hit
+from rsm_torch.layout import Layout, Order
+from rsm_torch.pack import pack
+from rsm_torch.retrieve import AtomScore, ChunkScore
+from rsm_torch.text import intake
+from rsm_torch.text.embedders import embed
+from rsm_torch.text.filters import Filter, read_filter
+from rsm_torch.text.index import ALL_ATOMS, Read
+from rsm_torch.text.items import StoredItem, Time
+from rsm_torch.text.opened import OpenMemory, locked
+from rsm_torch.text.reading import hits_for, named_chunks
+
+
+class Finding(OpenMemory):
+    """The verbs `search`, `context`, `get` and `get_all`."""
+
+    @locked
+    def search(
+        self,
+        query: str,
+        stream: str,
+        top_k: int = 10,
+        top_atoms: int | None = None,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+        addressing: bool = True,
+        *,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+    ) -> list[Hit]:
+        """The items of one stream nearest to `query`, best first.
+
+        Args:
+            query: not blank.
+            stream: one that has been written; KeyError otherwise.
+            top_k: most hits to return; fewer come only if fewer match.
+            top_atoms: atoms to look into, and then fewer hits may come; None: 5, or as many as
+                it takes to fill `top_k`.
+            atom_score, chunk_score: as in `StreamMemory.search`.
+            addressing: items whose step, session or time the query names come first (see
+                `addresses`), the nearest of them leading; their score is their cosine.
+            where, before, after: only items that match, as in `get_all`.
+        """
+        read = Read(top_k, top_atoms, atom_score, chunk_score)
+        chosen = read_filter(where, before, after)
+        return self._find(query, stream, [read], addressing, chosen)
+
+    @locked
+    def context(
+        self,
+        query: str,
+        stream: str,
+        max_tokens: int,
+        *,
+        layout: Layout = "grouped",
+        order: Order = "best_first",
+        truncate: bool = False,
+        tokenizer: Any = None,
+        top_k: int | None = None,
+        top_atoms: int = 5,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+        addressing: bool = True,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+    ) -> Context:
+        """What a reader should see to answer `query`, in at most `max_tokens` tokens.
+
+        Items are admitted while they fit: those that the query names, then those of the best
+        `top_atoms` atoms, then the rest of the stream.
+
+        Args:
+            layout, order, truncate: as in `pack`.
+            tokenizer: the reader's; None: that of the memory, else the embedder's.
+            top_k: most items to consider; None: as many as the budget could hold.
+            top_atoms, atom_score, chunk_score, addressing, where, before, after: as in `search`.
+
+        Raises:
+            KeyError: a stream never written.
+            ValueError: a blank query, a budget below 1, or no tokenizer anywhere.
+        """
+        choices = (tokenizer, self.tokenizer, getattr(self.embedder, "tokenizer", None))
+        tokenizer = next((choice for choice in choices if choice is not None), None)
+        if tokenizer is None:
+            raise ValueError(
+                f"tokenizer: embedder {self.embedder.name!r} has none to count with; pass the "
+                "reader's, or a function from text to a number of tokens"
+            )
+        pack([], max_tokens, tokenizer, layout, order, truncate)  # refuse before the work
+        top_k = max(20, max_tokens // 4) if top_k is None else top_k
+        near = Read(top_k, top_atoms, atom_score, chunk_score)
+        rest = replace(near, top_atoms=ALL_ATOMS)
+        chosen = read_filter(where, before, after)
+        hits = self._find(query, stream, [near, rest], addressing, chosen)
+        return pack(hits, max_tokens, tokenizer, layout, order, truncate)
+
+    def _find(
+        self, query: str, stream: str, reads: list[Read], addressing: bool, chosen: Filter
+    ) -> list[Hit]:
+        words = intake.read_words(query, "query")
+        known = self._known(stream)
+        q = embed(self.embedder, [words], "query")[0]
+        allowed: set[int] | None = None
+        if chosen or self._store.has_expired(known):
+            allowed = {found.chunk for found in self._store.select(known, chosen)}
+        index = self._state.index
+        named = named_chunks(self._store, index, words, q, known, allowed) if addressing else []
+        return hits_for(self._store, index, known, q, reads, named, allowed)
+
+    @locked
+    def get(self, id: str) -> StoredItem | None:
+        """One item, None if there is none."""
+        number = intake.read_id(id)
+        return None if number is None else self._store.item(number)
+
+    @locked
+    def get_all(
+        self,
+        stream: str,
+        *,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[StoredItem]:
+        """Items of one stream, in the order added.
+
+        Args:
+            where: values that items must have: of "step", "session" and "role" where an item has
+                them, of its metadata else. None: null or missing.
+            before, after: only items with after <= time < before; what `Item.time` accepts.
+            limit, offset: at most so many, after leaving out so many.
+
+        Raises:
+            KeyError: a stream never written.
+            TypeError, ValueError: an argument of the wrong kind, by its name.
+        """
+        for name, value in (("limit", 0 if limit is None else limit), ("offset", offset)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}: expected an int, got {value!r}")
+            if value < 0:
+                raise ValueError(f"{name}: expected at least 0, got {value}")
+        chosen = self._store.select(self._known(stream), read_filter(where, before, after))
+        chunks = [found.chunk for found in chosen][offset:][:limit]
+        items = self._store.by_chunk(chunks)
+        return [items[chunk] for chunk in chunks]

@@ -1,0 +1,147 @@
+"""What all verbs of `AgentMemory` stand on: one open store, its tensors, and a lock."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from rsm_torch.calibrate import Calibration
+from rsm_torch.config import RSMConfig
+from rsm_torch.memory import StreamMemory
+from rsm_torch.text import intake
+from rsm_torch.text.embedders import DEFAULT_EMBEDDER, Embedder, embed, load_embedder
+from rsm_torch.text.items import Count
+from rsm_torch.text.settings import settle
+from rsm_torch.text.store import ItemStore
+from rsm_torch.text.synced import SyncedMemory
+
+EMBED_AT_ONCE = 1024  # texts given to an embedder in one call
+
+M = TypeVar("M", bound="OpenMemory")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def locked(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+    """One caller at a time, on a memory that is open."""
+
+    @functools.wraps(method)
+    def call(self: M, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this memory is closed")
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class OpenMemory:
+    """Opening, closing and looking at a memory. See `AgentMemory`."""
+
+    def __init__(
+        self,
+        embedder: str | Path | Embedder | Callable[[list[str]], Any] = DEFAULT_EMBEDDER,
+        config: RSMConfig | None = None,
+        path: str | Path | None = None,
+        device: str = "auto",
+        *,
+        tau: float | None = None,
+        calibration: Calibration | None = None,
+        tokenizer: Any = None,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._closed = False
+        intake.read_expiry(ttl, 0)
+        self.embedder = load_embedder(embedder, device)
+        self.tokenizer, self.ttl = tokenizer, ttl
+        self._clock, self._device = clock, device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._store = ItemStore(path, clock)
+        try:
+            settings = settle(self._store, self.embedder, config, tau, calibration)
+            self._state = SyncedMemory(self._store, settings, device)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _embed(self, texts: Sequence[str], embedder: Embedder | None = None) -> Tensor:
+        """Embeddings [n, D], by the memory's embedder or another."""
+        by = embedder or self.embedder
+        parts = [
+            embed(by, texts[start : start + EMBED_AT_ONCE])
+            for start in range(0, len(texts), EMBED_AT_ONCE)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, by.dim)
+
+    def _known(self, stream: str) -> int:
+        """The store's number of a stream. KeyError: never written."""
+        name = intake.read_stream(stream)
+        if name not in self._state.streams:
+            # Names of other streams stay out of it: they may be other people's.
+            raise KeyError(f"stream: {name!r} was never written; streams() lists those that were")
+        return self._state.streams[name]
+
+    @property
+    def config(self) -> RSMConfig:
+        """The settings in force; tau may change once, when it is calibrated."""
+        return self._state.settings.config
+
+    @property
+    def tensors(self) -> StreamMemory:
+        """The tensors below, to look at: ids there are not ids here. Changing them is not for
+        callers."""
+        return self._state.index.tensors
+
+    @locked
+    def slot(self, stream: str) -> int:
+        """Row of a stream in `tensors`, while it holds items. KeyError: it holds none."""
+        rows, known = self._state.index.rows, self._known(stream)
+        if known not in rows:
+            raise KeyError(f"stream: {stream!r} holds no items, so that it has no row")
+        return rows[known]
+
+    @locked
+    def streams(self) -> list[str]:
+        """Streams that hold items, in order of first appearance."""
+        return list(self.counts())
+
+    @locked
+    def counts(self) -> dict[str, Count]:
+        """Items and atoms of each stream that holds items."""
+        held = self._store.counts()
+        return {n: held[stream] for n, stream in self._state.streams.items() if stream in held}
+
+    @locked
+    def nbytes(self) -> dict[str, int]:
+        """Bytes: "tensors" on the device, "store" of texts and embeddings, their "total"."""
+        tensors, store = self.tensors.nbytes()["total"], self._store.nbytes()
+        return {"tensors": tensors, "store": store, "total": tensors + store}
+
+    def close(self) -> None:
+        """Release the file. Closing twice does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
