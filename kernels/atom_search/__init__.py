@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rsm_kernels.atom_search import batched, reference
+from rsm_kernels.atom_search import batched, launch, reference
 
-BACKENDS = {"reference": reference.atom_search, "batched": batched.atom_search}
+
+def on_triton(
+    q: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    basis: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    *rest: object,
+) -> tuple[Tensor, Tensor]:
+    reason = launch.why_not(q, sums, basis, members)
+    if reason is not None:
+        raise RuntimeError(f"backend: 'triton' cannot run: {reason}")
+    from rsm_kernels.atom_search import op  # imports Triton
+
+    return op.atom_search(q, slots, sums, basis, n_atoms, members, *rest)
+
+
+BACKENDS = {
+    "reference": reference.atom_search,
+    "batched": batched.atom_search,
+    "triton": on_triton,
+}
 
 
 def atom_search(
@@ -38,13 +60,20 @@ def atom_search(
         n_atoms, n_members: [S] int64.
         members: [S, N, D], any float dtype.
         member_atom: [S, N] integer.
+        backend: "reference", "batched", "triton", or "auto": the last for tensors on a GPU it
+            supports, else batched.
 
     Returns:
         places [B, Q, top_k] int64 of members in their stream, -1 where there are no more, and
         scores [B, Q, top_k], -inf there.
+
+    Raises:
+        ValueError: an unknown backend.
+        RuntimeError: "triton" was asked for and cannot run; the message says why.
     """
     if backend == "auto":
-        backend = "batched"
+        can = q.is_cuda and launch.why_not(q, sums, basis, members) is None
+        backend = "triton" if can else "batched"
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
     return BACKENDS[backend](

@@ -5,9 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rsm_kernels.merge_gate import chunkwise, reference
+from rsm_kernels.merge_gate import chunkwise, launch, reference
 
-BACKENDS = {"reference": reference.merge_gate, "chunkwise": chunkwise.merge_gate}
+
+def on_triton(
+    x: Tensor,
+    valid: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    member_atom: Tensor,
+    n_members: Tensor,
+    *settings: object,
+) -> tuple[Tensor, Tensor]:
+    reason = launch.why_not(x, sums, members)
+    if reason is not None:
+        raise RuntimeError(f"backend: 'triton' cannot run: {reason}")
+    from rsm_kernels.merge_gate import op  # imports Triton
+
+    return op.merge_gate(x, valid, slots, sums, n_atoms, members, member_atom, n_members, *settings)
+
+
+BACKENDS = {
+    "reference": reference.merge_gate,
+    "chunkwise": chunkwise.merge_gate,
+    "triton": on_triton,
+}
 
 
 def merge_gate(
@@ -42,7 +66,8 @@ def merge_gate(
         member_atom: [S, N] integer, the atom of each member.
         n_members: [S] int64 live members; rows beyond are not looked at.
         tau, routing, scope, gate: as in `RSMConfig`.
-        backend: "auto", "reference" or "chunkwise".
+        backend: "reference", "chunkwise", "triton", or "auto": the last for tensors on a GPU it
+            supports, else chunkwise.
 
     Returns:
         atoms [B, T] int64, -1 where not valid (new atoms count on from n_atoms), and opened
@@ -50,9 +75,11 @@ def merge_gate(
 
     Raises:
         ValueError: an unknown backend.
+        RuntimeError: "triton" was asked for and cannot run; the message says why.
     """
     if backend == "auto":
-        backend = "chunkwise"
+        can = x.is_cuda and launch.why_not(x, sums, members) is None
+        backend = "triton" if can else "chunkwise"
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
     if x.shape[:2].numel() == 0:

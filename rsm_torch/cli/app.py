@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rsm_torch.cli.bench import bench
 from rsm_torch.cli.calibrate import calibrate
 from rsm_torch.cli.context import context
 from rsm_torch.cli.demo import demo
@@ -42,3 +43,4 @@ def root(
 
 for command in (demo, context, calibrate, inspect):
     app.command()(command)
+app.add_typer(bench, name="bench")

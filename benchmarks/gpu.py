@@ -1,0 +1,354 @@
+"""Checks the fused kernels on a GPU, then times them against their floors and against torch.
+
+    python benchmarks/gpu.py                 # parity, synchronisation, graphs, times; writes JSON
+    python benchmarks/gpu.py --no-times      # the checks alone
+    python benchmarks/gpu.py --dry-run       # parity and JSON alone, tiny, interpreted on a CPU
+
+Exit status: 0 all well, 1 a check failed (nothing is timed then), 2 no GPU. Results go to
+benchmarks/results/<device>.json: device, versions, commit, shapes, medians, floors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SHAPES = ((1024, 32, 512, 64, 384), (256, 32, 512, 64, 384), (1, 32, 100_000, 256, 384))
+REPEATS = 30
+PARITY_CASES = 48
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, interpreted, no times")
+    parser.add_argument("--no-times", action="store_true", help="checks alone")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
+    options = parser.parse_args(arguments)
+    if options.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    import torch
+
+    if not options.dry_run and not torch.cuda.is_available():
+        print(
+            "gpu.py: torch sees no CUDA or HIP device, so there is nothing to measure. "
+            "--dry-run checks this script on a CPU.",
+            file=sys.stderr,
+        )
+        return 2
+    device = torch.device("cpu" if options.dry_run else "cuda")
+    report = run(device, times=not (options.dry_run or options.no_times))
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', report['device'].lower()).strip('-')}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report["checks"], indent=1))
+    print(f"written to {path}")
+    return 0 if report["passed"] else 1
+
+
+def run(device, times: bool) -> dict[str, Any]:
+    """The whole report; timing starts only if every check has passed."""
+    import torch
+
+    from rsm_torch.bench.provenance import provenance
+
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "interpreter"
+    checks: dict[str, Any] = {
+        "gate": gate_parity(device, PARITY_CASES if on_gpu else 8),
+        "search": search_parity(device, PARITY_CASES if on_gpu else 8),
+    }
+    if on_gpu:
+        checks |= {
+            "no_waiting": without_waiting(device),
+            "graph": in_a_graph(device),
+            "scale": at_scale(device),
+        }
+    passed = all(check["passed"] for check in checks.values())
+    report = {"device": name, **provenance(), "passed": passed, "checks": checks, "times": []}
+    if passed and times:
+        for shape, dtype in itertools.product(SHAPES, (torch.bfloat16, torch.float32)):
+            report["times"] += timed(device, shape, dtype)
+    return report
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def gate_parity(device, cases: int) -> dict[str, Any]:
+    """Random writes against the fp64 reference on the CPU: every routing, scope and gate, every
+    dtype. A difference is excused where a score lies within 1e-5 of tau or of a rival."""
+    import torch
+
+    sys.path.insert(0, str(HERE.parent / "tests" / "kernels"))
+    from gate_cases import Tally, check_backend
+
+    from rsm_kernels.merge_gate import BACKENDS
+
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    modes = itertools.product(
+        ("max", "centroid_first"), ("all", "nearest"), ("max_member", "centroid")
+    )
+    modes = [dict(zip(("routing", "scope", "gate"), mode, strict=True)) for mode in modes]
+    big = device.type == "cuda"
+    tally, fused = Tally(), BACKENDS["triton"]
+
+    def there_and_back(*tensors_and_settings):
+        moved = [a.to(device) if isinstance(a, torch.Tensor) else a for a in tensors_and_settings]
+        return tuple(out.cpu() for out in fused(*moved))
+
+    BACKENDS["triton"] = there_and_back
+    try:
+        for seed in range(cases):
+            check_backend(
+                "triton", tally, kind=("clustered", "repeats", "axes")[seed % 3],
+                B=6 if big else 2, T=(5, 33, 100, 1)[seed % 4] if big else 6, seed=seed,
+                D=(33, 384, 7, 257)[seed % 4] if big else 12, tau=(0.6, 0.9)[seed % 2],
+                settings=modes[seed % 8], dtype=dtypes[seed % 3], held=(0, 40)[seed % 2] if big else 5,
+                ragged=seed % 5 == 4,
+            )  # fmt: skip
+    finally:
+        BACKENDS["triton"] = fused
+    return {
+        "passed": not tally.wrong,
+        "cases": cases,
+        "chunks": tally.chunks,
+        "excused": tally.excused,
+        "wrong": [list(map(str, wrong)) for wrong in tally.wrong[:5]],
+    }
+
+
+def search_parity(device, cases: int) -> dict[str, Any]:
+    """Random searches against the fp64 reference on the CPU: places equal, scores within 1e-5."""
+    import torch
+
+    from rsm_kernels.atom_search import atom_search
+
+    atom_scores = ("v1", "centroid", "full_basis", "max_member")
+    wrong, worst = [], 0.0
+    for seed in range(cases):
+        torch.manual_seed(seed)
+        memory = random_memory("cpu", (4, 0, 20 + seed, 0, (12, 96, 33)[seed % 3]), torch.float32)
+        bank, q = (
+            memory.bank,
+            torch.nn.functional.normalize(torch.randn(4, 3, memory.config.dim), dim=-1),
+        )
+        state = (
+            torch.arange(4), bank.sums, bank.basis, bank.n_atoms,
+            bank.members, bank.member_atom, bank.n_members,
+        )  # fmt: skip
+        settings = {
+            "top_atoms": 1 + seed % 4, "top_k": 10, "atom_score": atom_scores[seed % 4],
+            "chunk_score": ("cosine", "subspace")[seed // 4 % 2],
+        }  # fmt: skip
+        want, want_score = atom_search(q.double(), *state, backend="reference", **settings)
+        moved = [tensor.to(device) for tensor in (q, *state)]
+        got, got_score = (t.cpu() for t in atom_search(*moved, backend="triton", **settings))
+        both = torch.isfinite(want_score) & torch.isfinite(got_score)
+        worst = max(worst, float((want_score - got_score)[both].abs().max()))
+        if not torch.equal(got, want):
+            wrong.append(str((seed, settings)))
+    return {
+        "passed": not wrong and worst < 1e-5,
+        "cases": cases,
+        "worst_score_error": worst,
+        "wrong": wrong[:5],
+    }
+
+
+def random_memory(device, shape: tuple[int, int, int, int, int], dtype, backend: str = "auto"):
+    """A memory of B streams that wrote N clustered chunks each, with room for M atoms."""
+    import torch
+
+    from rsm_torch import RSMConfig, StreamMemory
+
+    B, T, N, M, D = shape
+    storage = str(dtype).removeprefix("torch.")
+    memory = StreamMemory(RSMConfig(dim=D, tau=0.75, storage=storage), B, device, backend=backend)
+    memory.reserve(N + 4 * T, M or None)
+    generator = torch.Generator(device).manual_seed(0)
+    step = max(32, N // 64)
+    for n0 in range(0, N, step):
+        memory.write(clustered(B, min(step, N - n0), D, generator, device))
+    return memory
+
+
+def clustered(B: int, T: int, D: int, generator, device):
+    """Unit chunks [B, T, D] around sixteen directions that all streams share."""
+    import torch
+
+    centres = torch.randn(16, D, generator=torch.Generator().manual_seed(1)).to(device)
+    pick = torch.randint(16, (B, T), generator=generator, device=device)
+    noise = torch.randn(B, T, D, generator=generator, device=device)
+    return torch.nn.functional.normalize(centres[pick] + 0.5 * noise, dim=-1)
+
+
+def without_waiting(device) -> dict[str, Any]:
+    """write and search of a memory with room never ask the device for a value."""
+    import torch
+
+    shape = (8, 16, 64, 64, 64)
+    memory, generator = random_memory(device, shape, torch.bfloat16), torch.Generator(device)
+    x, slots = clustered(8, 16, 64, generator, device), torch.arange(8, device=device)
+    steps = {
+        "write": lambda: memory.write(x, streams=slots, check=False),
+        "search": lambda: memory.search(x[:, 0], streams=slots, check=False),
+    }
+    waited = {}
+    for name, step in steps.items():
+        step()  # compiles
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        except RuntimeError as error:  # what the debug mode raises; the message names the call
+            waited[name] = str(error)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return {"passed": not waited, "waited": waited}
+
+
+def in_a_graph(device) -> dict[str, Any]:
+    """A captured gate and search, replayed on new inputs, return what eager calls return."""
+    import torch
+
+    memory = random_memory(device, (8, 16, 64, 64, 64), torch.bfloat16)
+    generator = torch.Generator(device).manual_seed(7)
+    x = clustered(8, 16, 64, generator, device).bfloat16().float()
+    same = {}
+    for name, call in (("gate", gate_call(memory, x)), ("search", search_call(memory, x[:, :1]))):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        x.copy_(clustered(8, 16, 64, generator, device).bfloat16().float())
+        graph.replay()
+        want = call()
+        same[name] = all(torch.equal(a, b) for a, b in zip(captured, want, strict=True))
+    return {"passed": all(same.values()), "same": same}
+
+
+def at_scale(device) -> dict[str, Any]:
+    """A thousand streams: equal calls give equal answers, and those of torch on the same device.
+
+    Streams may differ from torch where a score lies within rounding of tau or of a rival.
+    """
+    import torch
+
+    memory = random_memory(device, (1024, 32, 256, 64, 384), torch.bfloat16)
+    x = clustered(1024, 70, 384, torch.Generator(device).manual_seed(5), device).bfloat16().float()
+    first, torchs = gate_call(memory, x)()[0], gate_call(memory, x, "chunkwise")()[0]
+    again = [gate_call(memory, x)()[0] for _ in range(5)]
+    same = float((first == torchs).all(1).float().mean())
+    repeatable = all(torch.equal(first, other) for other in again)
+    return {"passed": repeatable and same > 0.99, "repeatable": repeatable, "streams_equal": same}
+
+
+def gate_call(memory, x, backend: str = "triton", gate: str = "max_member") -> Callable:
+    import torch
+
+    from rsm_kernels.merge_gate import merge_gate
+
+    bank, (B, T, _) = memory.bank, x.shape
+    valid, slots = (
+        torch.ones(B, T, dtype=torch.bool, device=x.device),
+        torch.arange(B, device=x.device),
+    )
+    state = (bank.sums, bank.n_atoms, bank.members, bank.member_atom, bank.n_members)
+    return lambda: merge_gate(x, valid, slots, *state, tau=0.75, gate=gate, backend=backend)
+
+
+def search_call(memory, q, backend: str = "triton") -> Callable:
+    import torch
+
+    from rsm_kernels.atom_search import atom_search
+
+    bank, slots = memory.bank, torch.arange(len(q), device=q.device)
+    state = (bank.sums, bank.basis, bank.n_atoms, bank.members, bank.member_atom, bank.n_members)
+    return lambda: atom_search(q, slots, *state, top_atoms=5, top_k=20, backend=backend)
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+def timed(device, shape: tuple[int, int, int, int, int], dtype) -> list[dict[str, Any]]:
+    """Medians of every operator at one shape, beside its floor and the same in torch."""
+    import floors
+    import torch
+
+    B, T, N, _, D = shape
+    memory = random_memory(device, shape, dtype)
+    atoms = int(memory.counts().atoms.max())
+    x = clustered(B, T, D, torch.Generator(device).manual_seed(3), device).to(dtype).float()
+    size = memory.bank.members.element_size()
+    looked = min(1.0, 5 / max(1, atoms))
+    jobs = {
+        "gate": (gate_call, {}, floors.write(B, T, N, atoms, D, size), "chunkwise"),
+        "gate, centroid": (
+            gate_call, {"gate": "centroid"}, floors.scan(B, T, atoms, D), "chunkwise",
+        ),
+        "search": (search_call, {}, floors.search(B, 1, N, atoms, 2, D, size, looked), "batched"),
+    }  # fmt: skip
+    rows = []
+    for name, (make, settings, work, other) in jobs.items():
+        inputs = x if make is gate_call else x[:, :1].contiguous()
+        call = make(memory, inputs, **settings)
+        seconds = median_seconds(call)
+        floor = work.seconds(floors.H200)
+        rows.append({
+            "op": name, "B": B, "T": T, "N": N, "D": D, "atoms": atoms, "dtype": str(dtype),
+            "median_seconds": seconds, "floor_seconds": floor, "share_of_floor": floor / seconds,
+            "torch_seconds": median_seconds(make(memory, inputs, backend=other, **settings)),
+            "kernels": kernel_seconds(call),
+        })  # fmt: skip
+        print(f"{name:15} {shape} {dtype}: {seconds * 1e6:.0f} µs, floor {floor * 1e6:.0f} µs")
+    return rows
+
+
+def median_seconds(call: Callable) -> float:
+    """Median of REPEATS calls on the device's own clock, the cache emptied before each."""
+    import torch
+
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    for _ in range(3):
+        call()
+    took = []
+    for _ in range(REPEATS):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        took.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(took)
+
+
+def kernel_seconds(call: Callable, calls: int = 5) -> dict[str, float]:
+    """Mean seconds a call spends in each kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(calls):
+            call()
+    return {
+        event.key: event.self_device_time_total / calls / 1e6
+        for event in seen.key_averages()
+        if event.self_device_time_total
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
