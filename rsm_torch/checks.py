@@ -17,11 +17,12 @@ class Batch:
     """A checked write, on the memory's device; rows not valid are zero, -1 or NaN."""
 
     slots: Tensor  # [B] int64
-    x: Tensor  # [B, T, D] float32 unit rows
+    x: Tensor  # [B, T, D] float32 unit rows, as the storage holds them
+    parts: dict[str, Tensor]  # [B, T, …], the same rows as they are stored
     valid: Tensor  # [B, T] bool
-    times: Tensor  # [B, T] float64
-    labels: Tensor  # [B, T] int64
     ids: Tensor  # [B, T] int64
+    times: Tensor | None  # [B, T] float64
+    labels: Tensor | None  # [B, T] int64
 
 
 def as_rows(
@@ -141,16 +142,14 @@ def describe(x: Tensor, bad: Tensor) -> str:
 
 
 def as_payload(
-    value: Tensor | None,
+    value: Tensor,
     name: str,
     valid: Tensor,
     dtype: torch.dtype,
     empty: float,
     check: bool = True,
 ) -> Tensor:
-    """A [B, T] payload on the device of `valid`, `empty` where not valid or not given."""
-    if value is None:
-        return torch.full(valid.shape, empty, dtype=dtype, device=valid.device)
+    """A [B, T] payload on the device of `valid`, `empty` where not valid."""
     value = torch.as_tensor(value)
     if value.shape != valid.shape:
         raise ValueError(f"{name}: expected shape {tuple(valid.shape)}, got {tuple(value.shape)}")

@@ -19,7 +19,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensors_to
 from torch import Tensor
 
-from rsm_torch.bank import PER_ATOM, PER_MEMBER, Bank
+from rsm_torch.bank import EMPTY, OPTIONAL, PER_MEMBER, Bank
 from rsm_torch.calibrate import Calibration
 from rsm_torch.config import RSMConfig
 
@@ -111,16 +111,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def check_tensors(file: Path, tensors: dict[str, Tensor], config: RSMConfig, streams: int) -> None:
     """Every tensor there, of the dtype and shape its config says."""
     bank = Bank(config, 0, "cpu")
-    missing = sorted(set(dict(bank.named_buffers())) ^ set(tensors))
-    if missing:
-        raise ValueError(f"{file}: tensors missing or unknown: {', '.join(missing)}")
-    total = {"N": int(tensors["n_members"].sum()), "M": int(tensors["n_atoms"].sum())}
+    codebook = tensors.get("codebook")
+    if codebook is not None:
+        if config.storage != "pq":
+            raise ValueError(f"{file}: has a codebook, though storage is {config.storage!r}")
+        bank.use_codebook(codebook)
+    for name in OPTIONAL.keys() & tensors.keys():
+        bank.provide(name)
+    odd = sorted(dict(bank.named_buffers()).keys() ^ tensors.keys())
+    if odd:
+        raise ValueError(f"{file}: tensors missing or unknown: {', '.join(odd)}")
+    rows = {True: int(tensors["n_members"].sum()), False: int(tensors["n_atoms"].sum())}
     for name, like in bank.named_buffers():
         shape: tuple[int, ...] = tuple(like.shape)
-        if name in PER_MEMBER or name in PER_ATOM:
-            shape = (total["N" if name in PER_MEMBER else "M"], *like.shape[2:])
-        elif like.dim():
-            shape = (streams,)
+        if name in EMPTY:
+            shape = (rows[name in PER_MEMBER], *like.shape[2:])
+        elif name in ("n_members", "n_atoms", "events"):
+            shape = (streams, *like.shape[1:])
         got = tensors[name]
         if got.dtype != like.dtype or tuple(got.shape) != shape:
             raise ValueError(

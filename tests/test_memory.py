@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from rsm_torch.bank import ROUNDING
+from rsm_torch.bank import nbytes
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
+from rsm_torch.storage.floats import ROUNDING
 
 D = 24
 STORAGE = ("float32", "float16", "bfloat16")
@@ -376,7 +377,7 @@ def test_ids_are_never_reused():
 def test_forgetting_what_is_not_there():
     memory = filled()
     before = state(memory)
-    with pytest.raises(KeyError, match="ids: 999, 1000 not stored; nothing was removed"):
+    with pytest.raises(KeyError, match="ids: 999, 1000 not stored; nothing was changed"):
         memory.forget([3, 1000, 999])
     with pytest.raises(KeyError, match="ids: 3 not stored"):
         memory.forget([3], streams=[1])
@@ -417,19 +418,22 @@ def test_reset_of_one_stream():
 
 
 def test_an_empty_memory_costs_what_the_docstring_says():
-    assert StreamMemory(RSMConfig(384), 1000).nbytes()["total"] == 16 * 1000 + 8
+    assert StreamMemory(RSMConfig(384), 1000).nbytes()["total"] == 40 * 1000 + 8
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_nbytes_is_the_sum_of_the_tensors(storage):
-    memory = filled(storage=storage, rank=3)
+@pytest.mark.parametrize("storage", [*STORAGE, "int8", "pq"])
+@pytest.mark.parametrize("kept", ["full", "coefficients", "none"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_nbytes_is_the_sum_of_the_tensors_and_the_closed_form(storage, kept, rank):
+    memory = filled(storage=storage, rank=rank, members=kept)
     sizes = memory.nbytes()
     assert sizes["total"] == sum(t.nbytes for t in memory.state_dict().values())
-    N, M = memory.bank.members.shape[1], memory.bank.sums.shape[1]
-    width = {"float32": 4}.get(storage, 2)
-    per_member = D * width + 4 + 8 + 8 + 8
-    per_atom = D * 4 + 4 + 3 * D * width + 3 * 4 + 8
-    assert sizes["total"] == 3 * (N * per_member + M * per_atom + 16) + 8
+    room = 0 if kept == "none" else 64
+    assert memory.bank.ids.shape[1] == room
+    assert sizes["total"] == nbytes(memory.config, 3, room, memory.bank.sums.shape[1])
+    memory.write(chunks(3, 2), times=torch.zeros(3, 2), labels=torch.ones(3, 2, dtype=torch.int64))
+    more = memory.nbytes()["total"] - sizes["total"]
+    assert more == 3 * room * 16
 
 
 def test_room_doubles():
@@ -529,12 +533,12 @@ def test_unchecked_rows_without_a_direction_are_left_out():
 
 
 def test_the_way_of_a_gpu_agrees_on_bases(monkeypatch):
-    from rsm_torch import bank
+    from rsm_torch import join
 
     x = chunks(3, 90)
     plain, unsynced = (StreamMemory(RSMConfig(D, tau=0.75, rank=3), 3) for _ in range(2))
     plain.write(x, lengths=[90, 31, 0])
-    monkeypatch.setattr(bank, "on_cpu", lambda tensor: False)
+    monkeypatch.setattr(join, "on_cpu", lambda tensor: False)
     unsynced.write(x, lengths=[90, 31, 0])
     one, two = state(plain), state(unsynced)
     torch.testing.assert_close(one["singular"], two["singular"], rtol=6e-2, atol=1e-2)

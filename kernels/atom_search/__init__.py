@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rsm_kernels.atom_search import batched, reference
+from rsm_kernels.atom_search.batched import Decode
 
 BACKENDS = {"reference": reference.atom_search, "batched": batched.atom_search}
 
@@ -23,6 +24,7 @@ def atom_search(
     top_k: int,
     atom_score: str = "v1",
     chunk_score: str = "cosine",
+    decode: Decode | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Ranks the members of each stream's `top_atoms` best atoms for each of its Q queries.
@@ -38,6 +40,8 @@ def atom_search(
         n_atoms, n_members: [S] int64.
         members: [S, N, D], any float dtype.
         member_atom: [S, N] integer.
+        decode: how to get rows and bases that are not held as they are; `members` and `basis` are
+            not looked at then.
 
     Returns:
         places [B, Q, top_k] int64 of members in their stream, -1 where there are no more, and
@@ -49,8 +53,8 @@ def atom_search(
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
     return BACKENDS[backend](
         q, slots, sums, basis, n_atoms, members, member_atom, n_members,
-        top_atoms, top_k, atom_score, chunk_score,
+        top_atoms, top_k, atom_score, chunk_score, decode,
     )  # fmt: skip
 
 
-__all__ = ["BACKENDS", "atom_search"]
+__all__ = ["BACKENDS", "Decode", "atom_search"]

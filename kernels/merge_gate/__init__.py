@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rsm_kernels.merge_gate import chunkwise, reference
+from rsm_kernels.merge_gate.chunkwise import Scores
 
 BACKENDS = {"reference": reference.merge_gate, "chunkwise": chunkwise.merge_gate}
 
@@ -24,6 +25,7 @@ def merge_gate(
     routing: str = "max",
     scope: str = "all",
     gate: str = "max_member",
+    scores: Scores | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Decides where each of T chunks of B streams goes, in order. Changes nothing.
@@ -42,6 +44,8 @@ def merge_gate(
         member_atom: [S, N] integer, the atom of each member.
         n_members: [S] int64 live members; rows beyond are not looked at.
         tau, routing, scope, gate: as in `RSMConfig`.
+        scores: how to score chunks [b, T, D] with the members at (slots, places), [b, T, n], where
+            they are not held as rows; `members` is not looked at then.
         backend: "auto", "reference" or "chunkwise".
 
     Returns:
@@ -59,7 +63,7 @@ def merge_gate(
         return valid.new_full(valid.shape, -1, dtype=torch.int64), torch.zeros_like(valid)
     return BACKENDS[backend](
         x, valid, slots, sums, n_atoms, members, member_atom, n_members,
-        tau, routing, scope, gate,
+        tau, routing, scope, gate, scores,
     )  # fmt: skip
 
 
