@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch.nn.functional import normalize
 
+from rsm_torch.calibrate import calibrate_tau
+from rsm_torch.config import RSMConfig
+from rsm_torch.memory import StreamMemory
 from rsm_torch.storage import NAMES, Int8Codec, PQCodec, codec, train_pq
 from rsm_torch.storage.kmeans import kmeans, nearest_batched, nearest_by_space
 from rsm_torch.storage.pq import split
@@ -293,3 +296,30 @@ def test_recall_on_real_embeddings(conversation, name, least):
     assert share >= least
     # A stored row asked for by itself comes first.
     assert torch.equal(c.scores(rows, parts).argmax(-1), torch.arange(len(rows)))
+
+
+@pytest.mark.parametrize("block", [32, 320])
+@pytest.mark.parametrize("scope", ["all", "nearest"])
+@pytest.mark.parametrize(("rank", "least"), [(1, 0.999), (2, 0.995), (4, 0.985), (8, 0.99)])
+def test_bases_hold_the_energy_of_real_atoms(conversation, block, scope, rank, least):
+    rows, _ = conversation
+    tau = calibrate_tau(rows).tau
+    memory = StreamMemory(RSMConfig(rows.shape[1], tau=tau, rank=rank, scope=scope))
+    for part in rows.split(block):
+        memory.write(part[None])
+    held = memory.members(0)
+    held_energy = best_energy = 0.0
+    for atom in range(int(memory.counts().atoms[0])):
+        mine = held.vectors[held.atoms == atom]
+        held_energy += float((mine @ memory.bank.basis_rows((0, atom)).mT).square().sum())
+        best_energy += float(torch.linalg.svdvals(mine)[:rank].square().sum())
+    assert held_energy >= least * best_energy
+
+
+@every_storage
+def test_a_stored_item_asked_for_by_itself_is_first(conversation, name):
+    rows, _ = conversation
+    memory = StreamMemory(RSMConfig(rows.shape[1], tau=calibrate_tau(rows).tau, storage=name))
+    ids = memory.write(rows[None]).ids[0]
+    hits = memory.search(rows[None], top_atoms=1000, top_k=1)
+    assert (hits.ids[0, :, 0] == ids).float().mean() == 1.0
