@@ -7,7 +7,6 @@ Slot b is live in members[b, :n_members[b]] and sums[b, :n_atoms[b]]; what lies 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +75,7 @@ class Bank(nn.Module):
         ):
             if name not in self._buffers:
                 self.register_buffer(name, None)
+        self.version = 0  # counts every change, so that a plan made before one can be told
         # Upper bounds of n_members and n_atoms, known without asking the device.
         self._most_members = self._most_atoms = 0
 
@@ -212,6 +212,7 @@ class Bank(nn.Module):
 
     def clear(self, slots: Tensor) -> None:
         """Empty these slots, nothing of them left in memory."""
+        self.version += 1
         for name in (*self.present(PER_MEMBER), *self.present(PER_ATOM)):
             getattr(self, name)[slots] = EMPTY[name]
         self.n_members[slots] = 0
@@ -282,32 +283,55 @@ class Bank(nn.Module):
     # -- nn.Module ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Bank:
-        for name, old in self._buffers.items():
-            if old is not None:
-                new = fn(old)
-                setattr(self, name, new if new.dtype == old.dtype else old.to(new.device))
+        with torch.inference_mode(False):
+            for name, old in self._buffers.items():
+                if old is not None:
+                    new = fn(old)
+                    setattr(self, name, new if new.dtype == old.dtype else old.to(new.device))
         if self.codebook is not None:
             self.codec = storage.codec("pq", self.config.dim, {"codebook": self.codebook})
         return self
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        # Neither room nor optional tensors are part of what a state means: take the incoming ones.
-        codebook = state_dict.get(prefix + "codebook")
-        if codebook is not None and self.config.storage == "pq":
-            self.use_codebook(codebook)
-        for name in OPTIONAL:
-            if prefix + name in state_dict:
-                self.provide(name)
-            else:
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, metadata: dict, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        # Room and optional tensors are not part of what a state means: those of the incoming one
+        # are taken. Everything is looked at before anything is changed.
+        new = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        like = Bank(self.config, self.streams, "meta")
+        if "codebook" in new and self.config.storage == "pq":
+            like.use_codebook(new["codebook"])
+        for name in OPTIONAL.keys() & new.keys():
+            like.provide(name)
+        problems = [
+            f"size mismatch for {prefix}{name}: {tuple(new[name].shape)} {new[name].dtype} does not "
+            f"fit a memory of {self.streams} streams and {self.config}"
+            for name, want in like.named_buffers()
+            if name in new and not fits(name, new[name], want)
+        ]
+        missing_keys += [prefix + k for k, _ in like.named_buffers() if k not in new]
+        unexpected_keys += [prefix + k for k in new.keys() - dict(like.named_buffers()).keys()]
+        error_msgs += problems
+        if problems or missing_keys or unexpected_keys:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            copies = {k: v.detach().to(self.device, copy=True) for k, v in new.items()}
+            for name in OPTIONAL.keys() - new.keys():
                 setattr(self, name, None)
-        for name, old in list(self._buffers.items()):
-            new = state_dict.get(prefix + name)
-            if isinstance(new, Tensor) and old is not None and new.shape != old.shape:
-                fixed = 2 if name in EMPTY else 1
-                if new.dim() == old.dim() and new.shape[fixed:] == old.shape[fixed:]:
-                    setattr(self, name, old.new_empty(new.shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self.measure()
+            if "codebook" in copies:
+                self.use_codebook(copies["codebook"])
+            self._swap(copies)
+            self.version += 1
+            self.measure()
+
+
+def fits(name: str, tensor: Tensor, want: Tensor) -> bool:
+    """Whether a tensor can be the one of that name, whatever room it has."""
+    same = tensor.dtype == want.dtype and tensor.dim() == want.dim()
+    if not same or name not in EMPTY:
+        return same and tensor.shape == want.shape
+    return tensor.shape[:1] == want.shape[:1] and tensor.shape[2:] == want.shape[2:]
 
 
 def nbytes(config: RSMConfig, streams: int, members: int, atoms: int) -> int:

@@ -25,6 +25,16 @@ class Batch:
     labels: Tensor | None  # [B, T] int64
 
 
+def as_device(device: object) -> torch.device:
+    """The device named, if tensors can be made on it."""
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device: cannot use {device!r} ({str(error).splitlines()[0]})") from error
+    return found
+
+
 def as_rows(
     x: object, name: str, dims: tuple[int, ...], width: int, device: torch.device
 ) -> Tensor:
@@ -67,7 +77,12 @@ def as_slots(streams: Sequence[int] | Tensor | None, rows: int | None, have: int
 def as_integers(value: object, name: str, dims: int) -> Tensor:
     """An int64 tensor on the CPU of `dims` dimensions from integers in any container."""
     if not isinstance(value, Tensor):
-        value = torch.as_tensor(value)
+        if isinstance(value, str):
+            raise TypeError(f"{name}: expected integers, got {value!r}")
+        try:
+            value = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: expected integers, got {value!r:.80}") from error
     if value.numel() == 0:
         value = value.to(torch.int64)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:

@@ -98,6 +98,7 @@ def keep_only(bank: Bank, slot: int, keep: Tensor) -> None:
     Sums and bases of the atoms that lost members are computed anew from the rows that are left;
     from coefficients, the rows' approximations are subtracted. The others do not change.
     """
+    bank.version += 1
     n, m = len(keep), int(bank.n_atoms[slot])
     owner = bank.member_atom[slot, :n].to(torch.int64)
     lost = torch.bincount(owner[~keep], minlength=m) > 0
@@ -176,6 +177,7 @@ def closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
 
 def merge_atoms(bank: Bank, slot: int, keep: int, gone: int) -> None:
     """Atom `gone` of a slot joins atom `keep`: counts and sums added, bases by `merge_bases`."""
+    bank.version += 1
     n = int(bank.n_members[slot])
     owner = bank.member_atom[slot, :n]
     both = ((owner == keep) | (owner == gone)).nonzero().flatten()
@@ -229,6 +231,7 @@ def convert(bank: Bank, members: Kept) -> None:
         )
     if members == kept:
         return
+    bank.version += 1
     if members == "coefficients":
         owner = bank.member_atom.clamp(min=0).to(torch.int64)
         found = bank.singular.new_zeros(*owner.shape, bank.config.rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 Routing = Literal["max", "centroid_first"]
@@ -72,16 +73,18 @@ class RSMConfig:
             value = getattr(self, name)
             if value is None and name.startswith("max_"):
                 continue
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{name}: expected an int, got {value!r}")
+            object.__setattr__(self, name, int(value))
             if value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         for name in ("tau", "energy", "ttl"):
             value = getattr(self, name)
             if value is None and name == "ttl":
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{name}: expected a float, got {value!r}")
+            object.__setattr__(self, name, float(value))
         if self.rank > self.dim:
             raise ValueError(f"rank: expected 1 <= rank <= dim={self.dim}, got {self.rank}")
         if not -1.0 <= self.tau <= 1.0:
@@ -106,6 +109,8 @@ class RSMConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RSMConfig:
         """The inverse of `to_dict`. Raises ValueError on keys that are not settings."""
+        if not isinstance(values, dict):
+            raise ValueError(f"config: expected a mapping of settings, got {values!r:.80}")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             known = ", ".join(f.name for f in fields(cls))

@@ -40,6 +40,7 @@ class Saved:
 def save(path: Path, config: RSMConfig, calibration: Calibration | None, bank: Bank) -> None:
     """Write a memory into the directory `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
+    check_ours(path / "config.json")
     data = tensors_to(bank.flat(), metadata={"format": str(FORMAT)})
     digest = hashlib.sha256(data).hexdigest()
     name = f"memory-{digest[:16]}.safetensors"
@@ -54,9 +55,21 @@ def save(path: Path, config: RSMConfig, calibration: Calibration | None, bank: B
     manifest["sha256"] = fingerprint(manifest)
     write_whole(path / name, data)
     write_whole(path / "config.json", (json.dumps(manifest, indent=2) + "\n").encode())
-    for old in path.glob("memory-*.safetensors"):
+    for old in (*path.glob("memory-*.safetensors"), *path.glob(".*.tmp")):
         if old.name != name:
             old.unlink()
+
+
+def check_ours(file: Path) -> None:
+    """Raises ValueError if `file` is something else's config, which saving would replace."""
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return  # a damaged one of ours may be replaced
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise ValueError(f"{file}: belongs to something else; save into a folder of its own")
 
 
 def load(path: Path) -> Saved:
@@ -143,7 +156,7 @@ def fingerprint(manifest: dict[str, Any]) -> str:
 
 def write_whole(file: Path, data: bytes) -> None:
     """Write to a temporary name, sync, and rename: `file` is the old one or the new, never half."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = file.with_name(f".{file.name}.tmp")
     try:
         with open(temporary, "wb") as out:
             out.write(data)

@@ -16,9 +16,12 @@ def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tenso
     """Add a batch to its slots: `atoms` [B, T] says whose each chunk is (-1 where not valid),
     `opened` [B, T] which of them opened that atom, under the names [B, T]."""
     slots, valid = batch.slots, batch.valid
+    if valid.numel() == 0:
+        return
+    bank.version += 1
     new_atoms = opened.sum(1)
     # A CPU can look how many atoms opened; on a GPU that would wait, so room is made for all.
-    most = int(new_atoms.max()) if on_cpu(new_atoms) and len(slots) else valid.shape[1]
+    most = max(1, int(new_atoms.max())) if on_cpu(new_atoms) else valid.shape[1]
     kept = bank.config.members != "none"
     bank.make_room(valid.shape[1] if kept else 0, most)
     bank._most_atoms += most
@@ -30,8 +33,7 @@ def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tenso
     names = torch.where(opened, names, -1).flatten()  # new atoms are still named -1
     bank.atom_labels.view(-1).scatter_reduce_(0, at, names, "amax")
     bank.n_atoms[slots] += new_atoms
-    if valid.numel():
-        bank.next_id.copy_(torch.maximum(bank.next_id, batch.ids.max() + 1))
+    bank.next_id.copy_(torch.maximum(bank.next_id, batch.ids.max() + 1))
 
     before = bank.basis_rows((slots,)) if bank.coefficients is not None else None
     turn_bases(bank, slots, batch.x, atoms)
@@ -41,6 +43,15 @@ def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tenso
         append_members(bank, batch, atoms)
     if bank.config.storage == "pq" and bank.codebook is None:
         train_when_enough(bank)
+
+
+def known_names(bank: Bank, batch: Batch, atoms: Tensor) -> Tensor:
+    """Names [B, T] of the atoms of a batch; -1 of those that it opens, and where not valid."""
+    if bank.sums.shape[1] == 0:
+        return torch.full_like(atoms, -1)
+    names = bank.atom_labels[batch.slots[:, None], atoms.clamp(0, bank.sums.shape[1] - 1)]
+    old = (atoms >= 0) & (atoms < bank.n_atoms[batch.slots, None])
+    return torch.where(old, names, -1)
 
 
 def append_members(bank: Bank, batch: Batch, atoms: Tensor) -> None:
@@ -113,6 +124,7 @@ def train(bank: Bank) -> None:
     codec = train_pq(torch.cat(rows))
     if isinstance(codec, Int8Codec):
         return  # too few rows, and the warning has been given
+    bank.version += 1
     scale = bank.members_scale
     bank.use_codebook(codec.codebook)
     for b, (n, held_rows) in enumerate(zip(held, rows, strict=True)):
@@ -144,6 +156,7 @@ def take_in(bank: Bank, other: Bank, slots: Tensor) -> dict[int, int]:
         rows = other.codec.decode({k: v.to(other.device) for k, v in parts.items()})
         parts = bank.codec.encode(rows.to(bank.device))
         tensors |= {"members": parts["codes"], "members_scale": parts["scale"]}
+    bank.version += 1
     old = tensors["ids"]
     new = int(bank.next_id) + torch.arange(len(old))
     bank.load_flat(tensors | {"ids": new}, slots)
@@ -155,7 +168,10 @@ def take_in(bank: Bank, other: Bank, slots: Tensor) -> dict[int, int]:
 
 
 def check_new(bank: Bank, ids: Tensor) -> None:
-    """Raises ValueError if `ids` [n] repeat one another or an id that is stored."""
+    """Raises ValueError if `ids` [n] repeat one another or an id that is stored, or are so large
+    that none could follow them."""
+    if len(ids) and int(ids.max()) >= 2**62:
+        raise ValueError(f"ids: expected integers below 2**62, got {int(ids.max())}")
     values, times = ids.unique(return_counts=True)
     twice = values[times > 1]
     if len(values) and int(values[0]) < int(bank.next_id):

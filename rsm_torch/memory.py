@@ -16,6 +16,7 @@ from rsm_torch.bank import EVENTS, Bank
 from rsm_torch.calibrate import Calibration
 from rsm_torch.checks import (
     Batch,
+    as_device,
     as_payload,
     as_rows,
     as_slots,
@@ -24,7 +25,8 @@ from rsm_torch.checks import (
     unit_rows,
 )
 from rsm_torch.config import RSMConfig
-from rsm_torch.records import Counts, Members, Written
+from rsm_torch.modes import plainly
+from rsm_torch.records import Counts, Members, Plan, Written
 from rsm_torch.retrieve import AtomScore, ChunkScore, Hits
 from rsm_torch.upkeep import Upkeep
 
@@ -68,14 +70,15 @@ class StreamMemory(Upkeep):
         self.config = config
         self.backend = backend
         self.calibration = calibration
-        self.bank = Bank(config, streams, device)
+        with torch.inference_mode(False):
+            self.bank = Bank(config, streams, as_device(device))
 
     def extra_repr(self) -> str:
         return f"{self.config}, streams={self.streams}, device={self.device}"
 
     # -- writing ------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @plainly
     def write(
         self,
         x: Tensor,
@@ -104,6 +107,24 @@ class StreamMemory(Upkeep):
             TypeError, ValueError: an argument of the wrong type, shape or range; rows that are
                 NaN, infinite or zero, by their indices. Nothing is written then.
         """
+        return self.commit(self.plan(x, streams, lengths, times, labels, ids, check))
+
+    @plainly
+    def plan(
+        self,
+        x: Tensor,
+        streams: Sequence[int] | Tensor | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
+        times: Tensor | None = None,
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+        check: bool = True,
+    ) -> Plan:
+        """Decide a `write` without changing anything; `commit` then carries it out.
+
+        In between, what is decided (`Plan.atoms`, `.opened`, `.ids`, `.names`) can be put on
+        record. Arguments and errors are those of `write`.
+        """
         batch = self._batch(x, streams, lengths, times, labels, ids, check)
         b, c = self.bank, self.config
         rows = b.plain_rows()
@@ -113,10 +134,17 @@ class StreamMemory(Upkeep):
             tau=min(c.tau, 1 - b.rounding), routing=c.routing, scope=c.scope, gate=c.gate,
             scores=b.scores if rows is None else None, backend=self.backend,
         )  # fmt: skip
-        join.append(b, batch, atoms, opened, batch.ids)
-        return self._within_limits(batch, Written(atoms, opened, batch.ids))
+        return Plan(atoms, opened, batch.ids, batch, join.known_names(b, batch, atoms), b.version)
 
-    @torch.no_grad()
+    @plainly
+    def commit(self, plan: Plan) -> Written:
+        """Carry out a plan. ValueError if this memory has changed since it was made."""
+        if plan.version != self.bank.version:
+            raise ValueError("plan: the memory has changed since it was made; plan again")
+        join.append(self.bank, plan.batch, plan.atoms, plan.opened, plan.ids)
+        return self._within_limits(plan.batch, Written(plan.atoms, plan.opened, plan.ids))
+
+    @plainly
     def assign(
         self,
         x: Tensor,
@@ -214,7 +242,7 @@ class StreamMemory(Upkeep):
 
     # -- reading ------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @plainly
     def search(
         self,
         q: Tensor,
@@ -311,6 +339,7 @@ class StreamMemory(Upkeep):
             ValueError: damaged files, or a format version this library does not know.
         """
         saved = io.load(Path(path))
-        memory = cls(saved.config, saved.streams, device, backend, saved.calibration)
-        memory.bank.load_flat(saved.tensors)
+        with torch.inference_mode(False):
+            memory = cls(saved.config, saved.streams, device, backend, saved.calibration)
+            memory.bank.load_flat(saved.tensors)
         return memory

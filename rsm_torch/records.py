@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from rsm_torch.checks import Batch
 from rsm_torch.compact import Compacted
 
 
@@ -19,6 +21,25 @@ class Written:
     opened: Tensor
     ids: Tensor
     compacted: Compacted | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A write decided but not carried out: `atoms`, `opened` and `ids` [B, T] as in `Written`."""
+
+    atoms: Tensor
+    opened: Tensor
+    ids: Tensor
+    batch: Batch
+    known: Tensor
+    version: int
+
+    @property
+    def names(self) -> Tensor:
+        """[B, T] int64, the name each chunk's atom has or will have; -1 where padded."""
+        opener = torch.where(self.opened, self.atoms, -2)[:, None] == self.atoms[:, :, None]
+        fresh = self.ids.gather(1, opener.int().argmax(-1))
+        return torch.where((self.known < 0) & (self.atoms >= 0), fresh, self.known)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rsm_torch.bank import Bank
 from rsm_torch.checks import as_integers, as_slots, named
 from rsm_torch.compact import Compacted
 from rsm_torch.config import Kept, Policy, RSMConfig
+from rsm_torch.modes import plainly
 
 
 class Upkeep(nn.Module):
@@ -36,7 +37,7 @@ class Upkeep(nn.Module):
 
     # -- removing and merging -----------------------------------------------------------------
 
-    @torch.no_grad()
+    @plainly
     def forget(
         self, ids: Sequence[int] | Tensor, streams: Sequence[int] | Tensor | None = None
     ) -> None:
@@ -55,7 +56,7 @@ class Upkeep(nn.Module):
         for slot, found in self._find(ids, streams):
             compact.keep_only(self.bank, slot, ~found)
 
-    @torch.no_grad()
+    @plainly
     def touch(
         self, ids: Sequence[int] | Tensor, streams: Sequence[int] | Tensor | None = None
     ) -> None:
@@ -84,7 +85,7 @@ class Upkeep(nn.Module):
             for row, slot in ((row, int(slots[row])) for row in rows)
         ]
 
-    @torch.no_grad()
+    @plainly
     def compact(
         self,
         streams: Sequence[int] | Tensor | None = None,
@@ -116,19 +117,19 @@ class Upkeep(nn.Module):
             self.config = self.bank.config
         return compact.compact(self.bank, slots, limits)
 
-    @torch.no_grad()
+    @plainly
     def retrain(self) -> None:
         """Train the product quantiser of storage="pq" anew on the rows held."""
         if self.config.storage != "pq" or self.bank.members is None:
             raise ValueError("retrain: only rows held by storage='pq' have a quantiser to train")
         join.train(self.bank)
 
-    @torch.no_grad()
+    @plainly
     def reset(self, streams: Sequence[int] | Tensor | None = None) -> None:
         """Empty these streams; None: all. Ids go on counting."""
         self.bank.clear(as_slots(streams, None, self.streams).to(self.device))
 
-    @torch.no_grad()
+    @plainly
     def reserve(
         self, chunks: int = 0, atoms: int | None = None, streams: int | None = None
     ) -> None:
@@ -149,7 +150,7 @@ class Upkeep(nn.Module):
 
     # -- branching ----------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @plainly
     def fork(self, src: int, dst: int) -> dict[int, int]:
         """Copy stream `src` into the empty stream `dst`, independent from then on.
 
@@ -161,7 +162,7 @@ class Upkeep(nn.Module):
         """
         return self.absorb(self.extract([src]), [dst])
 
-    @torch.no_grad()
+    @plainly
     def extract(self, streams: Sequence[int] | Tensor) -> Self:
         """A memory of these streams alone, to save or send; ids and names are kept."""
         slots = as_slots(streams, None, self.streams)
@@ -171,7 +172,7 @@ class Upkeep(nn.Module):
         out.bank.load_flat(self.bank.flat(slots))
         return out
 
-    @torch.no_grad()
+    @plainly
     def absorb(
         self, source: Self | str | Path, into: Sequence[int] | Tensor | None = None
     ) -> dict[int, int]:

@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from rsm_torch.config import RSMConfig
@@ -44,3 +45,14 @@ def test_frozen():
 def test_bad_settings(settings, error, message):
     with pytest.raises(error, match=message):
         RSMConfig(**settings)
+
+
+def test_numbers_of_other_libraries():
+    config = RSMConfig(np.int64(4), tau=np.float32(0.5), rank=np.int32(2))
+    assert (type(config.dim), type(config.tau), type(config.rank)) == (int, float, int)
+    assert RSMConfig.from_json(config.to_json()) == config
+
+
+def test_json_that_is_no_mapping():
+    with pytest.raises(ValueError, match="expected a mapping of settings"):
+        RSMConfig.from_json("[]")

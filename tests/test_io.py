@@ -193,3 +193,16 @@ def test_results_do_not_depend_on_where_it_was_loaded(tmp_path, storage):
     again = StreamMemory.from_pretrained(tmp_path, device=torch.device("cpu"))
     q = torch.randn(3, 2, 24)
     assert torch.equal(memory.search(q).ids, again.search(q).ids)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match="belongs to something else"):
+        filled().save_pretrained(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_what_a_killed_save_left_behind_is_removed(tmp_path):
+    (tmp_path / ".config.json.tmp").write_text("half")
+    filled().save_pretrained(tmp_path)
+    assert not list(tmp_path.glob(".*"))
