@@ -4,10 +4,43 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rsm_kernels.atom_search import batched, reference
+from rsm_kernels.atom_search import batched, launch, reference
 from rsm_kernels.atom_search.batched import Decode
 
-BACKENDS = {"reference": reference.atom_search, "batched": batched.atom_search}
+NOT_ROWS = "members or bases are not held as floating point numbers"
+
+
+def on_triton(
+    q: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    basis: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    member_atom: Tensor,
+    n_members: Tensor,
+    top_atoms: int,
+    top_k: int,
+    atom_score: str,
+    chunk_score: str,
+    decode: Decode | None = None,
+) -> tuple[Tensor, Tensor]:
+    reason = launch.why_not(q, sums, basis, members) if decode is None else NOT_ROWS
+    if reason is not None:
+        raise RuntimeError(f"backend: 'triton' cannot run: {reason}")
+    from rsm_kernels.atom_search import op  # imports Triton
+
+    return op.atom_search(
+        q, slots, sums, basis, n_atoms, members, member_atom, n_members,
+        top_atoms, top_k, atom_score, chunk_score,
+    )  # fmt: skip
+
+
+BACKENDS = {
+    "reference": reference.atom_search,
+    "batched": batched.atom_search,
+    "triton": on_triton,
+}
 
 
 def atom_search(
@@ -42,13 +75,20 @@ def atom_search(
         member_atom: [S, N] integer.
         decode: how to get rows and bases that are not held as they are; `members` and `basis` are
             not looked at then.
+        backend: "reference", "batched", "triton", or "auto": the last for tensors on a GPU it
+            supports, else batched.
 
     Returns:
         places [B, Q, top_k] int64 of members in their stream, -1 where there are no more, and
         scores [B, Q, top_k], -inf there.
+
+    Raises:
+        ValueError: an unknown backend.
+        RuntimeError: "triton" was asked for and cannot run; the message says why.
     """
     if backend == "auto":
-        backend = "batched"
+        can = q.is_cuda and decode is None and launch.why_not(q, sums, basis, members) is None
+        backend = "triton" if can else "batched"
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
     return BACKENDS[backend](

@@ -5,10 +5,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rsm_kernels.merge_gate import chunkwise, reference
+from rsm_kernels.merge_gate import chunkwise, launch, reference
 from rsm_kernels.merge_gate.chunkwise import Scores
 
-BACKENDS = {"reference": reference.merge_gate, "chunkwise": chunkwise.merge_gate}
+NOT_ROWS = "members are not held as rows of floating point numbers"
+
+
+def on_triton(
+    x: Tensor,
+    valid: Tensor,
+    slots: Tensor,
+    sums: Tensor,
+    n_atoms: Tensor,
+    members: Tensor,
+    member_atom: Tensor,
+    n_members: Tensor,
+    tau: float,
+    routing: str,
+    scope: str,
+    gate: str,
+    scores: Scores | None = None,
+) -> tuple[Tensor, Tensor]:
+    reason = launch.why_not(x, sums, members) if scores is None else NOT_ROWS
+    if reason is not None:
+        raise RuntimeError(f"backend: 'triton' cannot run: {reason}")
+    from rsm_kernels.merge_gate import op  # imports Triton
+
+    return op.merge_gate(
+        x, valid, slots, sums, n_atoms, members, member_atom, n_members, tau, routing, scope, gate
+    )
+
+
+BACKENDS = {
+    "reference": reference.merge_gate,
+    "chunkwise": chunkwise.merge_gate,
+    "triton": on_triton,
+}
 
 
 def merge_gate(
@@ -46,7 +78,8 @@ def merge_gate(
         tau, routing, scope, gate: as in `RSMConfig`.
         scores: how to score chunks [b, T, D] with the members at (slots, places), [b, T, n], where
             they are not held as rows; `members` is not looked at then.
-        backend: "auto", "reference" or "chunkwise".
+        backend: "reference", "chunkwise", "triton", or "auto": the last for tensors on a GPU it
+            supports, else chunkwise.
 
     Returns:
         atoms [B, T] int64, -1 where not valid (new atoms count on from n_atoms), and opened
@@ -54,9 +87,11 @@ def merge_gate(
 
     Raises:
         ValueError: an unknown backend.
+        RuntimeError: "triton" was asked for and cannot run; the message says why.
     """
     if backend == "auto":
-        backend = "chunkwise"
+        can = x.is_cuda and scores is None and launch.why_not(x, sums, members) is None
+        backend = "triton" if can else "chunkwise"
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
     if x.shape[:2].numel() == 0:

@@ -27,8 +27,8 @@ KINDS = {
     "centroid sums": ("sums",),
     "codebook": ("codebook",),
     "ids": ("ids", "member_atom", "atom_labels"),
-    "times, labels, uses": ("times", "labels", "uses"),
-    "counts": ("counts", "n_members", "n_atoms", "events", "next_id"),
+    "times and labels": ("times", "labels", "uses"),
+    "counts": ("n_members", "n_atoms", "events", "next_id", "counts"),
 }
 SHOWN_IDS = 8
 SHOWN_LABELS = 4
@@ -110,10 +110,7 @@ def figures(snapshot: Snapshot, atoms: Atoms, top: int) -> dict[str, Any]:
         "energy": _energy(snapshot, atoms),
         "events": _events(snapshot),
         "bytes": nbytes,
-        "tensors": {
-            name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-            for name, t in snapshot.tensors.items()
-        },
+        "dtypes": {n: str(t.dtype).removeprefix("torch.") for n, t in snapshot.tensors.items()},
         "file_bytes": {**snapshot.file, "total": sum(snapshot.file.values())},
         "streams": _streams(snapshot, atoms),
         "atoms": _largest(snapshot, atoms, top),
@@ -124,7 +121,10 @@ def bytes_by_kind(tensors: dict[str, Tensor]) -> dict[str, int]:
     """Bytes of live rows of each of KINDS that there is, and "total"."""
     size = {name: t.numel() * t.element_size() for name, t in tensors.items()}
     found = {kind: [size[n] for n in names if n in size] for kind, names in KINDS.items()}
-    return {**{kind: sum(some) for kind, some in found.items() if some}, "total": sum(size.values())}
+    return {
+        **{kind: sum(some) for kind, some in found.items() if some},
+        "total": sum(size.values()),
+    }
 
 
 def _energy(snapshot: Snapshot, atoms: Atoms) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def inspect(
     if not snapshot.exists():
         raise CommandError(f"SNAPSHOT: {snapshot}: no such file or folder")
     from rsm_torch.cli.inspect_figures import atoms_of, figures
-    from rsm_torch.cli.inspect_view import save_picture, show
+    from rsm_torch.cli.inspect_view import show
 
     with _folder(snapshot) if snapshot.is_dir() else _file(snapshot) as opened:
         atoms = atoms_of(opened.tensors)
@@ -48,6 +48,8 @@ def inspect(
     if plot is not None:
         if not len(atoms.members):
             raise CommandError(f"--plot: {snapshot} holds no atoms to draw")
+        from rsm_torch.cli.inspect_picture import save_picture
+
         save_picture(atoms, found, plot)
     if as_json:
         print_json(found)
@@ -117,19 +119,18 @@ def _rebuilt(store: ItemStore, path: Path) -> tuple[Settings, dict[str, Tensor]]
     from rsm_torch.text.settings import Settings
     from rsm_torch.text.synced import SyncedMemory
 
+    # No checksum guards a SQLite file: what is wrong shows as the error of whoever meets it.
     try:
         settings = Settings.load(store)
-        if settings is None:
-            raise CommandError(f"SNAPSHOT: {path} was never opened by an AgentMemory")
+    except (TypeError, KeyError, ValueError) as error:
+        raise CommandError(f"SNAPSHOT: {path}: its settings are damaged ({error})") from error
+    if settings is None:
+        raise CommandError(f"SNAPSHOT: {path} was never opened by an AgentMemory")
+    try:
         # No embedder is asked for: every embedding is in the file, and the name of its atom.
         return settings, SyncedMemory(store, settings, "cpu").index.tensors.bank.flat()
-    except CommandError:
-        raise
-    # No checksum guards a SQLite file: what does not fit shows as the error of whoever meets it.
-    except (TypeError, KeyError, ValueError, RuntimeError) as error:
-        raise CommandError(
-            f"SNAPSHOT: {path}: its settings or embeddings are damaged ({error})"
-        ) from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CommandError(f"SNAPSHOT: {path}: its embeddings are damaged ({error})") from error
 
 
 def _stream_names(store: ItemStore, tensors: dict[str, Tensor]) -> dict[int, str]:
