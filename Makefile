@@ -1,5 +1,6 @@
 # make demo   set up and run the main job on the packaged offline embedder
 # make test   set up and run every check and test
+# make gpu    check and time every kernel on this machine's GPU
 # make lint   style and types alone
 # make clean  remove what these made
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint clean setup
+.PHONY: demo test gpu lint clean setup
 setup: $(STAMP)
 
 # Installed again only when what is asked for changed.
@@ -27,6 +28,9 @@ lint: $(STAMP)
 # Two workers with one thread each: the suite is many small jobs.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,30 +1,33 @@
-"""The tensors of all streams on one device, and the moves that keep them consistent.
+"""The tensors of all streams on one device: room, rows as they are stored, and whole states.
 
 Letters: S slots (one per stream), N room for members, M room for atoms, K basis rank, D width.
-Slot b is live in members[b, :n_members[b]] and sums[b, :n_atoms[b]]; what lies beyond is zero.
+Slot b is live in members[b, :n_members[b]] and sums[b, :n_atoms[b]]; what lies beyond is empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rsm_torch import basis
-from rsm_torch.checks import Batch, named
+from rsm_torch import storage
 from rsm_torch.config import RSMConfig
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+At = slice | Tensor
 
-# A unit row rounded to its storage dtype has a norm within this of 1, so no score can be asked to
-# come nearer than this to 1.
-ROUNDING = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 4e-3}
-
-# name: (axis that grows with members "N" or atoms "M", what an empty place holds)
-PER_MEMBER = {"members": 0, "member_atom": -1, "ids": -1, "times": float("nan"), "labels": -1}
-PER_ATOM = {"sums": 0, "counts": 0, "basis": 0, "singular": 0, "atom_labels": -1}
+# What an empty place of each tensor holds, by the axis that grows. Those of OPTIONAL are there
+# once they are first given.
+PER_MEMBER: dict[str, float] = {
+    "members": 0, "members_scale": 0, "coefficients": 0, "member_atom": -1, "ids": -1,
+    "times": float("nan"), "labels": -1, "uses": 0,
+}  # fmt: skip
+PER_ATOM: dict[str, float] = {
+    "sums": 0, "counts": 0, "basis": 0, "basis_scale": 0, "singular": 0, "atom_labels": -1,
+}  # fmt: skip
+EMPTY = PER_MEMBER | PER_ATOM
+OPTIONAL = {"times": torch.float64, "labels": torch.int64, "uses": torch.int32}
+EVENTS = ("merged", "dropped", "expired")
 
 
 class Bank(nn.Module):
@@ -34,44 +37,75 @@ class Bank(nn.Module):
     sums must stay float32.
     """
 
-    members: Tensor  # [S, N, D] storage
+    members: Tensor | None  # [S, N, C] codes of rows, with members="full"
+    members_scale: Tensor | None  # [S, N] float32, where the storage has scales
+    coefficients: Tensor | None  # [S, N, K] float32, with members="coefficients"
     member_atom: Tensor  # [S, N] int32
     ids: Tensor  # [S, N] int64
-    times: Tensor  # [S, N] float64
-    labels: Tensor  # [S, N] int64
+    times: Tensor | None  # [S, N] float64
+    labels: Tensor | None  # [S, N] int64
+    uses: Tensor | None  # [S, N] int32
     sums: Tensor  # [S, M, D] float32
     counts: Tensor  # [S, M] int32
-    basis: Tensor  # [S, M, K, D] storage
+    basis: Tensor  # [S, M, K, C] codes
+    basis_scale: Tensor | None  # [S, M, K] float32
     singular: Tensor  # [S, M, K] float32
     atom_labels: Tensor  # [S, M] int64
     n_members: Tensor  # [S] int64
     n_atoms: Tensor  # [S] int64
+    events: Tensor  # [S, 3] int64, how often each of EVENTS happened
     next_id: Tensor  # [] int64
+    codebook: Tensor | None  # [m, 256, D/m] float32, of a trained product quantiser
 
     def __init__(self, config: RSMConfig, streams: int, device: torch.device | str) -> None:
         super().__init__()
         self.config = config
-        store = DTYPES[config.storage]
-        D, K = config.dim, config.rank
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "members": ((streams, 0, D), store),
+        # Rows wait as int8 until there are enough of them to train a product quantiser.
+        self.codec = storage.codec("int8" if config.storage == "pq" else config.storage, config.dim)
+        self.basis_codec = self.codec
+        for name, (shape, dtype) in self._layout(streams).items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
+        for name in (
+            "members",
+            "members_scale",
+            "coefficients",
+            "basis_scale",
+            "codebook",
+            *OPTIONAL,
+        ):
+            if name not in self._buffers:
+                self.register_buffer(name, None)
+        self.version = 0  # counts every change, so that a plan made before one can be told
+        # Upper bounds of n_members and n_atoms, known without asking the device.
+        self._most_members = self._most_atoms = 0
+
+    def _layout(self, streams: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape without room, and dtype, of every tensor that is always there."""
+        D, K = self.config.dim, self.config.rank
+        row = self.codec.layout(D)
+        out: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        if self.config.members == "full":
+            out["members"] = ((streams, 0, *row["codes"][0]), row["codes"][1])
+            if "scale" in row:
+                out["members_scale"] = ((streams, 0), torch.float32)
+        elif self.config.members == "coefficients":
+            out["coefficients"] = ((streams, 0, K), torch.float32)
+        row = self.basis_codec.layout(D)
+        out["basis"] = ((streams, 0, K, *row["codes"][0]), row["codes"][1])
+        if "scale" in row:
+            out["basis_scale"] = ((streams, 0, K), torch.float32)
+        return out | {
             "member_atom": ((streams, 0), torch.int32),
             "ids": ((streams, 0), torch.int64),
-            "times": ((streams, 0), torch.float64),
-            "labels": ((streams, 0), torch.int64),
             "sums": ((streams, 0, D), torch.float32),
             "counts": ((streams, 0), torch.int32),
-            "basis": ((streams, 0, K, D), store),
             "singular": ((streams, 0, K), torch.float32),
             "atom_labels": ((streams, 0), torch.int64),
             "n_members": ((streams,), torch.int64),
             "n_atoms": ((streams,), torch.int64),
+            "events": ((streams, len(EVENTS)), torch.int64),
             "next_id": ((), torch.int64),
         }
-        for name, (shape, dtype) in shapes.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
-        # Upper bounds of n_members and n_atoms, known without asking the device.
-        self._most_members = self._most_atoms = 0
 
     @property
     def streams(self) -> int:
@@ -81,32 +115,40 @@ class Bank(nn.Module):
     def device(self) -> torch.device:
         return self.sums.device
 
+    @property
+    def rounding(self) -> float:
+        """How far from 1 the score of a row with itself can be."""
+        return self.codec.rounding(self.config.dim)
+
+    def present(self, names: dict[str, float]) -> list[str]:
+        """Those of the tensors named that there are."""
+        return [name for name in names if self._buffers[name] is not None]
+
     # -- room ---------------------------------------------------------------------------------
 
-    def make_room(self, chunks: int, atoms: int | None = None) -> None:
-        """Room for `chunks` more members and `atoms` more atoms (default: as many) in every slot.
+    def make_room(self, chunks: int, atoms: int) -> None:
+        """Room for `chunks` more members and `atoms` more atoms in every slot.
 
         Reads the true counts from the device only when the bounds kept here are used up.
         """
-        atoms = chunks if atoms is None else atoms
-        room_n, room_m = self.members.shape[1], self.sums.shape[1]
+        room_n, room_m = self.ids.shape[1], self.sums.shape[1]
         if self._most_members + chunks > room_n or self._most_atoms + atoms > room_m:
             self.measure()
         need_n, need_m = self._most_members + chunks, self._most_atoms + atoms
         new: dict[str, Tensor] = {}
-        if need_n > room_n:
-            new |= {k: self._padded(k, (self.streams, double(room_n, need_n))) for k in PER_MEMBER}
-        if need_m > room_m:
-            new |= {k: self._padded(k, (self.streams, double(room_m, need_m))) for k in PER_ATOM}
+        for names, room, need in ((PER_MEMBER, room_n, need_n), (PER_ATOM, room_m, need_m)):
+            if need > room:
+                shape = (self.streams, double(room, need))
+                new |= {name: self._padded(name, shape) for name in self.present(names)}
         self._swap(new)
 
     def add_streams(self, streams: int) -> None:
         """Grow to `streams` slots; fewer than there are changes nothing."""
         if streams <= self.streams:
             return
-        new = {k: self._padded(k, (streams, self.members.shape[1])) for k in PER_MEMBER}
-        new |= {k: self._padded(k, (streams, self.sums.shape[1])) for k in PER_ATOM}
-        new |= {k: self._padded(k, (streams,)) for k in ("n_members", "n_atoms")}
+        new = {k: self._padded(k, (streams, self.ids.shape[1])) for k in self.present(PER_MEMBER)}
+        new |= {k: self._padded(k, (streams, self.sums.shape[1])) for k in self.present(PER_ATOM)}
+        new |= {k: self._padded(k, (streams,)) for k in ("n_members", "n_atoms", "events")}
         self._swap(new)
 
     def measure(self) -> None:
@@ -114,10 +156,17 @@ class Bank(nn.Module):
         self._most_members = int(self.n_members.max()) if self.streams else 0
         self._most_atoms = int(self.n_atoms.max()) if self.streams else 0
 
+    def provide(self, name: str) -> Tensor:
+        """The optional tensor of that name, allocated if it is first asked for."""
+        tensor = self._buffers[name]
+        if tensor is None:
+            tensor = self.ids.new_full(self.ids.shape, EMPTY[name], dtype=OPTIONAL[name])
+            setattr(self, name, tensor)
+        return tensor
+
     def _padded(self, name: str, shape: tuple[int, ...]) -> Tensor:
         old = getattr(self, name)
-        empty = (PER_MEMBER | PER_ATOM).get(name, 0)
-        new = old.new_full((*shape, *old.shape[len(shape) :]), empty)
+        new = old.new_full((*shape, *old.shape[len(shape) :]), EMPTY.get(name, 0))
         new[tuple(slice(0, n) for n in old.shape)] = old
         return new
 
@@ -126,170 +175,174 @@ class Bank(nn.Module):
         for name, tensor in new.items():
             setattr(self, name, tensor)
 
-    # -- writing ------------------------------------------------------------------------------
+    # -- rows as they are stored --------------------------------------------------------------
 
-    def append(self, batch: Batch, atoms: Tensor, opened: Tensor, names: Tensor) -> None:
-        """Add a batch to its slots: `atoms` [B, T] says whose each chunk is (-1 where not valid),
-        `opened` [B, T] which of them opened that atom, under the names [B, T]."""
-        slots, valid, ids = batch.slots, batch.valid, batch.ids
-        new_atoms = opened.sum(1)
-        # A CPU can look how many atoms opened; on a GPU that would wait, so room is made for all.
-        most = int(new_atoms.max()) if on_cpu(new_atoms) and len(slots) else valid.shape[1]
-        self.make_room(valid.shape[1], most)
-        self._most_members += valid.shape[1]
-        self._most_atoms += most
+    def rows(self, at: At, n: At) -> Tensor:
+        """Members `n` of the slots `at`, float32 [b, n, D]: decoded, or approximated from their
+        coefficients, Σ_k a_k u_k."""
+        if self.members is not None:
+            return self.codec.decode(self._parts("members", (at, n)))
+        if self.coefficients is None:
+            raise ValueError("members='none': this memory keeps no rows")
+        owner = self.member_atom[at, n].clamp(min=0).to(torch.int64)
+        u = self.basis_rows((at,))
+        mine = u.gather(1, owner[..., None, None].expand(-1, -1, *u.shape[2:]))
+        return torch.einsum("bnk,bnkd->bnd", self.coefficients[at, n], mine)
 
-        place = self.n_members[slots, None] + front(valid)
-        row = slots[:, None].expand_as(place)
-        self.members[row, place] = batch.x.to(self.members.dtype)
-        self.member_atom[row, place] = atoms.to(torch.int32)
-        self.ids[row, place], self.times[row, place] = ids, batch.times
-        self.labels[row, place] = batch.labels
+    def plain_rows(self) -> Tensor | None:
+        """The rows [S, N, D] if they are held as floating point numbers, else None."""
+        return self.members if self.members_scale is None else None
 
-        # Rows that are not valid are zero and may be added anywhere: no mask has to be read.
-        at = (row * self.sums.shape[1] + atoms.clamp(min=0)).flatten()
-        self.sums.view(-1, self.config.dim).index_add_(0, at, batch.x.flatten(0, 1))
-        self.counts.view(-1).index_add_(0, at, valid.flatten().to(torch.int32))
-        names = torch.where(opened, names, -1).flatten()  # new atoms are still named -1
-        self.atom_labels.view(-1).scatter_reduce_(0, at, names, "amax")
-        self.n_members[slots] += valid.sum(1)
-        self.n_atoms[slots] += new_atoms
-        if ids.numel():
-            self.next_id.copy_(torch.maximum(self.next_id, ids.max() + 1))
-        self.turn_bases(slots, batch.x, atoms)
+    def basis_rows(self, at: tuple) -> Tensor:
+        """Bases at an index of [S, M], float32 [..., K, D]."""
+        return self.basis_codec.decode(self._parts("basis", at))
 
-    def check_new(self, ids: Tensor) -> None:
-        """Raises ValueError if `ids` [n] repeat one another or an id that is stored."""
-        values, times = ids.unique(return_counts=True)
-        twice = values[times > 1]
-        if len(values) and int(values[0]) < int(self.next_id):
-            twice = torch.cat([twice, values[torch.isin(values, self.ids)]])
-        if len(twice):
-            raise ValueError(f"ids: {named(twice.tolist())} given twice or stored already")
+    def _parts(self, name: str, at: tuple) -> storage.Parts:
+        scale = self._buffers[f"{name}_scale"]
+        parts = {"codes": getattr(self, name)[at]}
+        return parts if scale is None else parts | {"scale": scale[at]}
 
-    def turn_bases(self, slots: Tensor, x: Tensor, atoms: Tensor) -> None:
-        """Fold the chunks x [B, T, D] into the bases of their atoms [B, T] (-1: none)."""
-        bases, singular, sums = (t.flatten(0, 1) for t in (self.basis, self.singular, self.sums))
-        room = self.sums.shape[1]
-        if on_cpu(x):
-            for at, rows in basis.groups(slots, x, atoms, room):
-                old = bases.index_select(0, at).float()
-                u, s = basis.update(old, singular.index_select(0, at), rows)
-                basis.orient(u, sums.index_select(0, at))
-                bases.index_copy_(0, at, u.to(bases.dtype))
-                singular.index_copy_(0, at, s)
-            return
-        # Rows that are not valid are zero and change nothing: they may stand with atom 0.
-        at = slots[:, None] * room + atoms.clamp(min=0)
-        for t in range(0, x.shape[1], basis.ROUND):
-            now = at[:, t : t + basis.ROUND]
-            same = now[:, :, None] == now[:, None]
-            rows = x[:, t : t + basis.ROUND]
-            u, s = basis.update_unsynced(bases[now].float(), singular[now], rows, same)
-            basis.orient(u, sums[now])
-            # Chunks of one atom write the same thing to the same place.
-            bases[now], singular[now] = u.to(bases.dtype), s
+    def put(self, name: str, at: tuple, parts: storage.Parts) -> None:
+        """Store encoded rows as "members" or "basis" at an index of [S, N] or [S, M]."""
+        getattr(self, name)[at] = parts["codes"]
+        if "scale" in parts:
+            getattr(self, f"{name}_scale")[at] = parts["scale"]
 
-    # -- removing -----------------------------------------------------------------------------
+    # -- whole states -------------------------------------------------------------------------
 
     def clear(self, slots: Tensor) -> None:
         """Empty these slots, nothing of them left in memory."""
-        for name, empty in (PER_MEMBER | PER_ATOM).items():
-            getattr(self, name)[slots] = empty
+        self.version += 1
+        for name in (*self.present(PER_MEMBER), *self.present(PER_ATOM)):
+            getattr(self, name)[slots] = EMPTY[name]
         self.n_members[slots] = 0
         self.n_atoms[slots] = 0
 
-    def keep_only(self, slot: int, keep: Tensor) -> None:
-        """Drop the members of one slot where `keep` [n] is False, and atoms left empty.
-
-        Sums and bases of the atoms that lost members are computed anew from those left; the
-        others do not change. Order and labels stay.
-        """
-        n, m = int(self.n_members[slot]), int(self.n_atoms[slot])
-        owner = self.member_atom[slot, :n].to(torch.int64)
-        lost = torch.zeros(m, dtype=torch.bool, device=self.device)
-        lost[owner[~keep]] = True
-        counts = torch.bincount(owner[keep], minlength=m)
-        for atom in lost.nonzero().flatten().tolist():
-            rows = self.members[slot, :n][keep & (owner == atom)].float()
-            if len(rows):
-                self.sums[slot, atom] = rows.sum(0)
-                u, s = basis.exact(rows, self.config.rank)
-                self.basis[slot, atom], self.singular[slot, atom] = u.to(self.basis.dtype), s
-        self.counts[slot, :m] = counts.to(torch.int32)
-        live = counts > 0
-        index = live.cumsum(0) - 1
-        self.member_atom[slot, :n] = index[owner].to(torch.int32)
-        self._compact(PER_MEMBER, slot, keep)
-        self._compact(PER_ATOM, slot, live)
-        self.n_members[slot], self.n_atoms[slot] = int(keep.sum()), int(live.sum())
-
-    def _compact(self, names: dict[str, Any], slot: int, keep: Tensor) -> None:
-        left = int(keep.sum())
-        for name, empty in names.items():
-            row = getattr(self, name)[slot]
-            row[:left] = row[: len(keep)][keep]
-            row[left : len(keep)] = empty
-
-    # -- saving -------------------------------------------------------------------------------
-
-    def flat(self) -> dict[str, Tensor]:
-        """Live rows alone, streams one after another: [ΣN, …] and [ΣM, …], on the CPU."""
-        out = {k: getattr(self, k).cpu() for k in ("n_members", "n_atoms", "next_id")}
-        for names, n in ((PER_MEMBER, self.n_members), (PER_ATOM, self.n_atoms)):
-            for name in names:
+    def flat(self, slots: Tensor | None = None) -> dict[str, Tensor]:
+        """Live rows of these slots (None: all), one slot after another: [ΣN, …] and [ΣM, …], on
+        the CPU."""
+        every = slice(None) if slots is None else slots.to(self.device)
+        out = {k: getattr(self, k)[every].cpu() for k in ("n_members", "n_atoms", "events")}
+        out["next_id"] = self.next_id.cpu()
+        if self.codebook is not None:
+            out["codebook"] = self.codebook.cpu()
+        for names, n in ((PER_MEMBER, self.n_members[every]), (PER_ATOM, self.n_atoms[every])):
+            for name in self.present(names):
                 tensor = getattr(self, name)
                 live = torch.arange(tensor.shape[1], device=self.device) < n[:, None]
-                out[name] = tensor[live].cpu()
+                out[name] = tensor[every][live].cpu()
         return out
 
-    def load_flat(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `flat`, into an empty bank of as many streams."""
-        n_members, n_atoms = tensors["n_members"], tensors["n_atoms"]
-        self.make_room(int(n_members.max()), int(n_atoms.max()))
-        for names, n in ((PER_MEMBER, n_members), (PER_ATOM, n_atoms)):
-            for name in names:
-                tensor = getattr(self, name)
-                live = torch.arange(tensor.shape[1]) < n[:, None]
-                tensor[live.to(self.device)] = tensors[name].to(self.device)
-        for name in ("n_members", "n_atoms", "next_id"):
-            getattr(self, name).copy_(tensors[name])
+    def load_flat(self, tensors: dict[str, Tensor], slots: Tensor | None = None) -> None:
+        """The inverse of `flat`: into these empty slots, or into an empty bank of as many."""
+        if slots is None:
+            slots = torch.arange(self.streams, device=self.device)
+            self.next_id.copy_(tensors["next_id"])
+            if "codebook" in tensors:
+                self.use_codebook(tensors["codebook"])
+        for name in OPTIONAL.keys() & tensors.keys():
+            self.provide(name)
+        here = {k: tensors[k].to(self.device) for k in ("n_members", "n_atoms", "events")}
         self.measure()
+        most = [int(here[k].max()) if len(slots) else 0 for k in ("n_members", "n_atoms")]
+        self.make_room(*most)
+        for names, n in ((PER_MEMBER, here["n_members"]), (PER_ATOM, here["n_atoms"])):
+            start = n.cumsum(0) - n
+            place = torch.arange(int(n.sum()), device=self.device) - start.repeat_interleave(n)
+            row = slots.repeat_interleave(n)
+            for name in self.present(names):
+                if name in tensors:
+                    getattr(self, name)[row, place] = tensors[name].to(self.device)
+        for name, value in here.items():
+            getattr(self, name)[slots] = value
+        self.measure()
+
+    def scores(self, x: Tensor, at: At, n: At) -> Tensor:
+        """Inner products [b, T, n] of x [b, T, D] with members `n` of the slots `at`, from what is
+        stored of them."""
+        if self.members is not None:
+            return self.codec.scores(x, self._parts("members", (at, n)))
+        if self.coefficients is None:
+            return x.new_zeros(*x.shape[:2], 0)
+        # a·(Ux): the chunks in every basis once, then K numbers a member.
+        own = torch.einsum("btd,bmkd->btmk", x, self.basis_rows((at,)))
+        owner = self.member_atom[at, n].clamp(min=0).to(torch.int64)
+        mine = own.gather(2, owner[:, None, :, None].expand(-1, x.shape[1], -1, own.shape[3]))
+        return torch.einsum("btnk,bnk->btn", mine, self.coefficients[at, n])
+
+    def use_codebook(self, codebook: Tensor) -> None:
+        """Hold the rows of a bank that has none yet by this codebook from now on."""
+        self.codebook = codebook.to(self.device)
+        self.codec = storage.codec("pq", self.config.dim, {"codebook": self.codebook})
+        shape, dtype = self.codec.layout(self.config.dim)["codes"]
+        if self.members is not None:
+            self.members = torch.zeros(
+                (*self.members.shape[:2], *shape), dtype=dtype, device=self.device
+            )
 
     # -- nn.Module ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Bank:
-        for name, old in self._buffers.items():
-            assert old is not None
-            new = fn(old)
-            setattr(self, name, new if new.dtype == old.dtype else old.to(new.device))
+        with torch.inference_mode(False):
+            for name, old in self._buffers.items():
+                if old is not None:
+                    new = fn(old)
+                    setattr(self, name, new if new.dtype == old.dtype else old.to(new.device))
+        if self.codebook is not None:
+            self.codec = storage.codec("pq", self.config.dim, {"codebook": self.codebook})
         return self
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        # Room is not part of what a state means: take that of the incoming tensors.
-        for name, old in list(self._buffers.items()):
-            new = state_dict.get(prefix + name)
-            if isinstance(new, Tensor) and old is not None and new.shape != old.shape:
-                fixed = 1 if name in ("n_members", "n_atoms") else 2
-                if new.dim() == old.dim() and new.shape[fixed:] == old.shape[fixed:]:
-                    setattr(self, name, old.new_empty(new.shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self.measure()
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, metadata: dict, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        # Room and optional tensors are not part of what a state means: those of the incoming one
+        # are taken. Everything is looked at before anything is changed.
+        new = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        like = Bank(self.config, self.streams, "meta")
+        if "codebook" in new and self.config.storage == "pq":
+            like.use_codebook(new["codebook"])
+        for name in OPTIONAL.keys() & new.keys():
+            like.provide(name)
+        problems = [
+            f"size mismatch for {prefix}{name}: {tuple(new[name].shape)} {new[name].dtype} does not "
+            f"fit a memory of {self.streams} streams and {self.config}"
+            for name, want in like.named_buffers()
+            if name in new and not fits(name, new[name], want)
+        ]
+        missing_keys += [prefix + k for k, _ in like.named_buffers() if k not in new]
+        unexpected_keys += [prefix + k for k in new.keys() - dict(like.named_buffers()).keys()]
+        error_msgs += problems
+        if problems or missing_keys or unexpected_keys:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            copies = {k: v.detach().to(self.device, copy=True) for k, v in new.items()}
+            for name in OPTIONAL.keys() - new.keys():
+                setattr(self, name, None)
+            if "codebook" in copies:
+                self.use_codebook(copies["codebook"])
+            self._swap(copies)
+            self.version += 1
+            self.measure()
 
 
-def on_cpu(tensor: Tensor) -> bool:
-    """Whether values can be looked at without waiting for another device."""
-    return tensor.device.type == "cpu"
+def fits(name: str, tensor: Tensor, want: Tensor) -> bool:
+    """Whether a tensor can be the one of that name, whatever room it has."""
+    same = tensor.dtype == want.dtype and tensor.dim() == want.dim()
+    if not same or name not in EMPTY:
+        return same and tensor.shape == want.shape
+    return tensor.shape[:1] == want.shape[:1] and tensor.shape[2:] == want.shape[2:]
 
 
-def front(chosen: Tensor) -> Tensor:
-    """Places [B, T] from 0 that put the chosen first, in order, and the rest behind them.
-
-    Every element gets a place of its own, so that scattering to them needs no count from the
-    device: the rest, holding empty values, falls on empty places.
-    """
-    rank = torch.where(chosen, chosen.cumsum(1), chosen.sum(1, keepdim=True) + (~chosen).cumsum(1))
-    return rank - 1
+def nbytes(config: RSMConfig, streams: int, members: int, atoms: int) -> int:
+    """Bytes of a bank with room for so many members and atoms in each stream, without a codebook,
+    times, labels and uses (8, 8 and 4 more a member once they are given)."""
+    D, K = config.dim, config.rank
+    codec = storage.codec("int8" if config.storage == "pq" else config.storage, D)
+    kept = {"full": codec.nbytes(1, D), "coefficients": 4 * K, "none": 0}[config.members]
+    per_member = kept + 4 + 8
+    per_atom = 4 * D + 4 + codec.nbytes(K, D) + 4 * K + 8
+    return streams * (members * per_member + atoms * per_atom + 2 * 8 + len(EVENTS) * 8) + 8
 
 
 def double(room: int, need: int) -> int:

@@ -132,6 +132,14 @@ def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return orient(u, rows.sum(0, keepdim=True))[0], s[0]
 
 
+def trim(u: Tensor, s: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+    """Zero the directions of bases u [..., K, D], values s [..., K], beyond the first k that hold
+    `energy` [...]: Σ_{j<=k} s_j² >= energy."""
+    power = s.square()
+    kept = power.cumsum(-1) - power < energy[..., None]
+    return torch.where(kept[..., None], u, 0), torch.where(kept, s, 0)
+
+
 def orient(u: Tensor, sums: Tensor) -> Tensor:
     """Turn u_1 of bases [..., K, D] to the side of the sums [..., D], in place: u_1·S >= 0."""
     u[..., 0, :] *= torch.where((u[..., 0, :] * sums).sum(-1, keepdim=True) < 0, -1.0, 1.0)
@@ -149,7 +157,9 @@ def groups(slots: Tensor, x: Tensor, atoms: Tensor, room: int) -> Iterator[tuple
     row = (atoms >= 0).flatten().nonzero().flatten()[order]
     group, size = torch.unique_consecutive(key[order], return_counts=True)
     start = size.cumsum(0) - size
-    x = torch.nn.functional.pad(x.reshape(B * T, -1), (0, 0, 0, 1))  # the last row is padding
+    x = torch.nn.functional.pad(
+        x.reshape(B * T, x.shape[-1]), (0, 0, 0, 1)
+    )  # the last row is padding
     most = int(size.max()) if len(size) else 0
     for begin in range(0, most, ROUND):
         left = (size - begin).clamp(max=ROUND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ class Calibration:
     mean: Tensor | None = None
     directions: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for name, low, high in (("tau", -1, 1), ("quantile", 0, 1), ("examples", 2, math.inf)):
+            value = getattr(self, name)
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not (number and low <= float(value) <= high):
+                raise ValueError(f"calibration: {name} must be from {low} to {high}, got {value!r}")
+        if not isinstance(self.embedder, (str, type(None))):
+            raise ValueError(f"calibration: embedder must be a name, got {self.embedder!r}")
+        for name, dims in (("mean", 1), ("directions", 2)):
+            value = getattr(self, name)
+            if value is not None and not (
+                isinstance(value, Tensor) and value.dim() == dims and bool(value.isfinite().all())
+            ):
+                raise ValueError(f"calibration: {name} must be {dims}-dimensional and finite")
+
     def check_width(self, dim: int) -> None:
         """Raises ValueError unless the transform is for embeddings of width `dim`."""
         for name in ("mean", "directions"):
@@ -62,6 +78,8 @@ class Calibration:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Calibration:
         """The inverse of `to_dict`. Raises ValueError on keys that are none of its fields."""
+        if not isinstance(values, dict):
+            raise ValueError(f"calibration: expected a mapping, got {values!r:.80}")
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
             raise ValueError(f"calibration: unknown field {', '.join(unknown)}")
@@ -141,7 +159,7 @@ def calibrate_tau(
     if remove_directions:
         centred = x - x.mean(0)
         directions = torch.linalg.svd(centred, full_matrices=False).Vh[:remove_directions]
-    found = Calibration(math.nan, quantile, len(x), embedder, mean, directions)
+    found = Calibration(0.0, quantile, len(x), embedder, mean, directions)  # tau follows
     unit = unit_rows(found.transform(x), None, "x after removal")
     i, j = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
     same = groups[i] == groups[j]

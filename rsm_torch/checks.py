@@ -17,11 +17,22 @@ class Batch:
     """A checked write, on the memory's device; rows not valid are zero, -1 or NaN."""
 
     slots: Tensor  # [B] int64
-    x: Tensor  # [B, T, D] float32 unit rows
+    x: Tensor  # [B, T, D] float32 unit rows, as the storage holds them
+    parts: dict[str, Tensor]  # [B, T, …], the same rows as they are stored
     valid: Tensor  # [B, T] bool
-    times: Tensor  # [B, T] float64
-    labels: Tensor  # [B, T] int64
     ids: Tensor  # [B, T] int64
+    times: Tensor | None  # [B, T] float64
+    labels: Tensor | None  # [B, T] int64
+
+
+def as_device(device: object) -> torch.device:
+    """The device named, if tensors can be made on it."""
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device: cannot use {device!r} ({str(error).splitlines()[0]})") from error
+    return found
 
 
 def as_rows(
@@ -66,7 +77,12 @@ def as_slots(streams: Sequence[int] | Tensor | None, rows: int | None, have: int
 def as_integers(value: object, name: str, dims: int) -> Tensor:
     """An int64 tensor on the CPU of `dims` dimensions from integers in any container."""
     if not isinstance(value, Tensor):
-        value = torch.as_tensor(value)
+        if isinstance(value, str):
+            raise TypeError(f"{name}: expected integers, got {value!r}")
+        try:
+            value = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: expected integers, got {value!r:.80}") from error
     if value.numel() == 0:
         value = value.to(torch.int64)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
@@ -141,16 +157,14 @@ def describe(x: Tensor, bad: Tensor) -> str:
 
 
 def as_payload(
-    value: Tensor | None,
+    value: Tensor,
     name: str,
     valid: Tensor,
     dtype: torch.dtype,
     empty: float,
     check: bool = True,
 ) -> Tensor:
-    """A [B, T] payload on the device of `valid`, `empty` where not valid or not given."""
-    if value is None:
-        return torch.full(valid.shape, empty, dtype=dtype, device=valid.device)
+    """A [B, T] payload on the device of `valid`, `empty` where not valid."""
     value = torch.as_tensor(value)
     if value.shape != valid.shape:
         raise ValueError(f"{name}: expected shape {tuple(valid.shape)}, got {tuple(value.shape)}")

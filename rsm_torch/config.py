@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 Routing = Literal["max", "centroid_first"]
 Scope = Literal["all", "nearest"]
 Gate = Literal["max_member", "centroid"]
-Storage = Literal["float32", "float16", "bfloat16"]
+Kept = Literal["full", "coefficients", "none"]
+Storage = Literal["float32", "float16", "bfloat16", "int8", "pq"]
+Policy = Literal["merge", "oldest", "least_used"]
+
+CHOICES = {
+    "routing": Routing,
+    "scope": Scope,
+    "gate": Gate,
+    "members": Kept,
+    "storage": Storage,
+    "policy": Policy,
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,18 @@ class RSMConfig:
             centroid if it passes tau, else the atom of the best member.
         scope: whose members may pass the gate: those of "all" atoms, or of the "nearest" only.
         gate: "max_member", a centroid or a member may pass tau; "centroid", only a centroid.
-        storage: dtype of the stored rows and bases. Sums stay float32.
+        members: what is kept of each member: its "full" row; the K "coefficients" of it in its
+            atom's basis, from which rows are approximated; or "none", atoms alone.
+        storage: how rows and bases are held: "float32", "float16", "bfloat16", "int8" (one scale a
+            row), or "pq" (product-quantised rows, int8 bases). Sums stay float32.
+        energy: an atom keeps as few directions (at most `rank`) as hold this share of its members'
+            energy, Σ s_j² >= energy · Σ ‖x‖². 1: all `rank` of them.
+        max_atoms, max_members: most atoms and members of a stream; None: no limit.
+        ttl: seconds after which a member is dropped, counted back from the newest time in its
+            stream; None: never.
+        policy: what gives way when there are too many. "merge": the two closest atoms become one,
+            and the oldest members are dropped. "oldest": the atoms longest not written to, and the
+            oldest members. "least_used": the atoms and members least often passed to `touch`.
 
     Raises:
         TypeError: an argument of another type.
@@ -37,27 +60,48 @@ class RSMConfig:
     routing: Routing = "max"
     scope: Scope = "all"
     gate: Gate = "max_member"
+    members: Kept = "full"
     storage: Storage = "float32"
+    energy: float = 1.0
+    max_atoms: int | None = None
+    max_members: int | None = None
+    ttl: float | None = None
+    policy: Policy = "merge"
 
     def __post_init__(self) -> None:
-        for name in ("dim", "rank"):
+        for name in ("dim", "rank", "max_atoms", "max_members"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
+            if value is None and name.startswith("max_"):
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{name}: expected an int, got {value!r}")
-        if isinstance(self.tau, bool) or not isinstance(self.tau, (int, float)):
-            raise TypeError(f"tau: expected a float, got {self.tau!r}")
-        if self.dim < 1:
-            raise ValueError(f"dim: expected at least 1, got {self.dim}")
-        if not 1 <= self.rank <= self.dim:
+            object.__setattr__(self, name, int(value))
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        for name in ("tau", "energy", "ttl"):
+            value = getattr(self, name)
+            if value is None and name == "ttl":
+                continue
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name}: expected a float, got {value!r}")
+            object.__setattr__(self, name, float(value))
+        if self.rank > self.dim:
             raise ValueError(f"rank: expected 1 <= rank <= dim={self.dim}, got {self.rank}")
         if not -1.0 <= self.tau <= 1.0:
             raise ValueError(f"tau: expected a cosine in [-1, 1], got {self.tau}")
-        for name, kind in (
-            ("routing", Routing), ("scope", Scope), ("gate", Gate), ("storage", Storage),
-        ):  # fmt: skip
+        if not 0.0 < self.energy <= 1.0:
+            raise ValueError(f"energy: expected a share in (0, 1], got {self.energy}")
+        if self.ttl is not None and not self.ttl > 0:
+            raise ValueError(f"ttl: expected seconds above 0, got {self.ttl}")
+        for name, kind in CHOICES.items():
             value, allowed = getattr(self, name), get_args(kind)
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+    @property
+    def capped(self) -> bool:
+        """Whether streams have a limit that a write may have to enforce."""
+        return (self.max_atoms, self.max_members, self.ttl) != (None, None, None)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,6 +109,8 @@ class RSMConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RSMConfig:
         """The inverse of `to_dict`. Raises ValueError on keys that are not settings."""
+        if not isinstance(values, dict):
+            raise ValueError(f"config: expected a mapping of settings, got {values!r:.80}")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             known = ", ".join(f.name for f in fields(cls))

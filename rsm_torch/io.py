@@ -19,7 +19,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensors_to
 from torch import Tensor
 
-from rsm_torch.bank import PER_ATOM, PER_MEMBER, Bank
+from rsm_torch.bank import EMPTY, OPTIONAL, PER_MEMBER, Bank
 from rsm_torch.calibrate import Calibration
 from rsm_torch.config import RSMConfig
 
@@ -40,6 +40,7 @@ class Saved:
 def save(path: Path, config: RSMConfig, calibration: Calibration | None, bank: Bank) -> None:
     """Write a memory into the directory `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
+    check_ours(path / "config.json")
     data = tensors_to(bank.flat(), metadata={"format": str(FORMAT)})
     digest = hashlib.sha256(data).hexdigest()
     name = f"memory-{digest[:16]}.safetensors"
@@ -54,9 +55,21 @@ def save(path: Path, config: RSMConfig, calibration: Calibration | None, bank: B
     manifest["sha256"] = fingerprint(manifest)
     write_whole(path / name, data)
     write_whole(path / "config.json", (json.dumps(manifest, indent=2) + "\n").encode())
-    for old in path.glob("memory-*.safetensors"):
+    for old in (*path.glob("memory-*.safetensors"), *path.glob(".*.tmp")):
         if old.name != name:
             old.unlink()
+
+
+def check_ours(file: Path) -> None:
+    """Raises ValueError if `file` is something else's config, which saving would replace."""
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return  # a damaged one of ours may be replaced
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise ValueError(f"{file}: belongs to something else; save into a folder of its own")
 
 
 def load(path: Path) -> Saved:
@@ -111,16 +124,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def check_tensors(file: Path, tensors: dict[str, Tensor], config: RSMConfig, streams: int) -> None:
     """Every tensor there, of the dtype and shape its config says."""
     bank = Bank(config, 0, "cpu")
-    missing = sorted(set(dict(bank.named_buffers())) ^ set(tensors))
-    if missing:
-        raise ValueError(f"{file}: tensors missing or unknown: {', '.join(missing)}")
-    total = {"N": int(tensors["n_members"].sum()), "M": int(tensors["n_atoms"].sum())}
+    codebook = tensors.get("codebook")
+    if codebook is not None:
+        if config.storage != "pq":
+            raise ValueError(f"{file}: has a codebook, though storage is {config.storage!r}")
+        bank.use_codebook(codebook)
+    for name in OPTIONAL.keys() & tensors.keys():
+        bank.provide(name)
+    odd = sorted(dict(bank.named_buffers()).keys() ^ tensors.keys())
+    if odd:
+        raise ValueError(f"{file}: tensors missing or unknown: {', '.join(odd)}")
+    rows = {True: int(tensors["n_members"].sum()), False: int(tensors["n_atoms"].sum())}
     for name, like in bank.named_buffers():
         shape: tuple[int, ...] = tuple(like.shape)
-        if name in PER_MEMBER or name in PER_ATOM:
-            shape = (total["N" if name in PER_MEMBER else "M"], *like.shape[2:])
-        elif like.dim():
-            shape = (streams,)
+        if name in EMPTY:
+            shape = (rows[name in PER_MEMBER], *like.shape[2:])
+        elif name in ("n_members", "n_atoms", "events"):
+            shape = (streams, *like.shape[1:])
         got = tensors[name]
         if got.dtype != like.dtype or tuple(got.shape) != shape:
             raise ValueError(
@@ -136,7 +156,7 @@ def fingerprint(manifest: dict[str, Any]) -> str:
 
 def write_whole(file: Path, data: bytes) -> None:
     """Write to a temporary name, sync, and rename: `file` is the old one or the new, never half."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = file.with_name(f".{file.name}.tmp")
     try:
         with open(temporary, "wb") as out:
             out.write(data)

@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rsm_kernels.merge_gate import BACKENDS, merge_gate
-from rsm_torch import io, retrieve
-from rsm_torch.bank import ROUNDING, Bank
+from rsm_torch import compact, io, join, retrieve
+from rsm_torch.bank import EVENTS, Bank
 from rsm_torch.calibrate import Calibration
 from rsm_torch.checks import (
     Batch,
-    as_integers,
+    as_device,
     as_payload,
     as_rows,
     as_slots,
     as_valid,
     directions,
-    named,
     unit_rows,
 )
 from rsm_torch.config import RSMConfig
+from rsm_torch.modes import plainly
+from rsm_torch.records import Counts, Members, Plan, Written
 from rsm_torch.retrieve import AtomScore, ChunkScore, Hits
+from rsm_torch.upkeep import Upkeep
 
 
-@dataclass(frozen=True)
-class Written:
-    """What `write` did with each chunk: `atoms` [B, T] int64 (-1 where padded) is the index of
-    its atom within its stream, `opened` [B, T] whether it opened that atom, `ids` [B, T] int64
-    (-1 where padded) its id."""
-
-    atoms: Tensor
-    opened: Tensor
-    ids: Tensor
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Live `atoms` [B] and `members` [B] of each stream asked for, int64."""
-
-    atoms: Tensor
-    members: Tensor
-
-
-@dataclass(frozen=True)
-class Members:
-    """The members of one stream in the order written: `ids` [N], `atoms` [N] (index), `vectors`
-    [N, D] float32, `times` [N] float64 (NaN: none), `labels` [N] (-1: none)."""
-
-    ids: Tensor
-    atoms: Tensor
-    vectors: Tensor
-    times: Tensor
-    labels: Tensor
-
-
-class StreamMemory(nn.Module):
+class StreamMemory(Upkeep):
     """Clusters chunks of many streams online into atoms, and finds them again.
 
     A chunk joins an atom of its own stream when its cosine to the atom's centroid, or to one of
@@ -70,11 +41,13 @@ class StreamMemory(nn.Module):
         config: what to cluster by and what to keep.
         streams: number of slots, addressed as 0 … streams - 1.
         device: where the tensors live; anything written or asked is moved there.
-        backend: of the merge gate: "auto", "reference" or "chunkwise".
+        backend: of the merge gate and the search: "auto", the fastest that runs; "reference", plain
+            loops; "chunkwise", torch (and NumPy on a CPU); "triton", for rows held as floating
+            point numbers on a GPU.
         calibration: its transform is applied to everything written and asked, and saved with the
             memory. Its tau is not: `RSMConfig(tau=calibration.tau)` sets that.
 
-    State grows by doubling; `reserve` makes room beforehand. An empty memory costs 16 bytes a
+    State grows by doubling; `reserve` makes room beforehand. An empty memory costs 40 bytes a
     stream and 8 more; a full one what `nbytes` says. Every slot has room for as many members as
     the fullest.
     """
@@ -99,23 +72,15 @@ class StreamMemory(nn.Module):
         self.config = config
         self.backend = backend
         self.calibration = calibration
-        self.bank = Bank(config, streams, device)
-
-    @property
-    def streams(self) -> int:
-        """Number of slots."""
-        return self.bank.streams
-
-    @property
-    def device(self) -> torch.device:
-        return self.bank.device
+        with torch.inference_mode(False):
+            self.bank = Bank(config, streams, as_device(device))
 
     def extra_repr(self) -> str:
         return f"{self.config}, streams={self.streams}, device={self.device}"
 
     # -- writing ------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @plainly
     def write(
         self,
         x: Tensor,
@@ -144,18 +109,44 @@ class StreamMemory(nn.Module):
             TypeError, ValueError: an argument of the wrong type, shape or range; rows that are
                 NaN, infinite or zero, by their indices. Nothing is written then.
         """
+        return self.commit(self.plan(x, streams, lengths, times, labels, ids, check))
+
+    @plainly
+    def plan(
+        self,
+        x: Tensor,
+        streams: Sequence[int] | Tensor | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
+        times: Tensor | None = None,
+        labels: Tensor | None = None,
+        ids: Tensor | None = None,
+        check: bool = True,
+    ) -> Plan:
+        """Decide a `write` without changing anything; `commit` then carries it out.
+
+        In between, what is decided (`Plan.atoms`, `.opened`, `.ids`, `.names`) can be put on
+        record. Arguments and errors are those of `write`.
+        """
         batch = self._batch(x, streams, lengths, times, labels, ids, check)
         b, c = self.bank, self.config
+        rows = b.plain_rows()
         atoms, opened = merge_gate(
             batch.x, batch.valid, batch.slots, b.sums, b.n_atoms,
-            b.members, b.member_atom, b.n_members,
-            tau=min(c.tau, 1 - ROUNDING[c.storage]), routing=c.routing, scope=c.scope,
-            gate=c.gate, backend=self.backend,
+            b.sums if rows is None else rows, b.member_atom, b.n_members,
+            tau=min(c.tau, 1 - b.rounding), routing=c.routing, scope=c.scope, gate=c.gate,
+            scores=b.scores if rows is None else None, backend=self.backend,
         )  # fmt: skip
-        b.append(batch, atoms, opened, batch.ids)
-        return Written(atoms, opened, batch.ids)
+        return Plan(atoms, opened, batch.ids, batch, join.known_names(b, batch, atoms), b.version)
 
-    @torch.no_grad()
+    @plainly
+    def commit(self, plan: Plan) -> Written:
+        """Carry out a plan. ValueError if this memory has changed since it was made."""
+        if plan.version != self.bank.version:
+            raise ValueError("plan: the memory has changed since it was made; plan again")
+        join.append(self.bank, plan.batch, plan.atoms, plan.opened, plan.ids)
+        return self._within_limits(plan.batch, Written(plan.atoms, plan.opened, plan.ids))
+
+    @plainly
     def assign(
         self,
         x: Tensor,
@@ -182,8 +173,24 @@ class StreamMemory(nn.Module):
                 name = int(names[row, t])
                 opened[row, t] = name not in known
                 index[row, t] = known.setdefault(name, len(known))
-        self.bank.append(batch, index, opened, names)
-        return Written(index, opened, batch.ids)
+        join.append(self.bank, batch, index, opened, names)
+        return self._within_limits(batch, Written(index, opened, batch.ids))
+
+    def _within_limits(self, batch: Batch, written: Written) -> Written:
+        """Compact the streams just written if the config has limits, and say what went."""
+        if not self.config.capped:
+            return written
+        done = compact.compact(self.bank, batch.slots.tolist(), self.config)
+        if not done.removed and not done.merged:
+            return written
+        atoms = torch.full_like(written.atoms, -1)
+        for row, slot in enumerate(batch.slots.tolist()):
+            held = self.bank.ids[slot, : int(self.bank.n_members[slot])]
+            chunk, place = ((written.ids[row, :, None] == held) & (held >= 0)).nonzero(
+                as_tuple=True
+            )
+            atoms[row, chunk] = self.bank.member_atom[slot, place].to(torch.int64)
+        return replace(written, atoms=atoms, compacted=done)
 
     def _batch(
         self,
@@ -200,16 +207,19 @@ class StreamMemory(nn.Module):
         slots = self._slots(streams, x.shape[0], check)
         valid = as_valid(lengths, x.shape[0], x.shape[1], self.device, check)
         rows, valid = self._unit(x, valid, "x", check)
-        times = as_payload(times, "times", valid, torch.float64, math.nan, check)
-        labels = as_payload(labels, "labels", valid, torch.int64, -1, check)
+        if times is not None:
+            times = as_payload(times, "times", valid, torch.float64, math.nan, check)
+        if labels is not None:
+            labels = as_payload(labels, "labels", valid, torch.int64, -1, check)
         if ids is None:
             new = self.bank.next_id + valid.flatten().cumsum(0).view_as(valid) - 1
             ids = torch.where(valid, new, -1)
         else:
             ids = as_payload(ids, "ids", valid, torch.int64, -1, check)
             if check:
-                self.bank.check_new(ids[valid])
-        return Batch(slots, rows, valid, times, labels, ids)
+                join.check_new(self.bank, ids[valid])
+        parts = self.bank.codec.encode(rows)
+        return Batch(slots, self.bank.codec.decode(parts), parts, valid, ids, times, labels)
 
     def _slots(self, streams: Sequence[int] | Tensor | None, rows: int, check: bool) -> Tensor:
         if streams is None and rows <= self.streams:
@@ -219,7 +229,7 @@ class StreamMemory(nn.Module):
         return as_slots(streams, rows, self.streams).to(self.device)
 
     def _unit(self, x: Tensor, valid: Tensor, name: str, check: bool) -> tuple[Tensor, Tensor]:
-        """Unit rows as they are stored, and which of them are valid."""
+        """Unit rows, and which of them are valid."""
         if self.calibration is not None:
             if check:
                 unit_rows(x, valid, name)
@@ -230,11 +240,11 @@ class StreamMemory(nn.Module):
             unit, known = directions(x)
             valid = valid & known
             unit = torch.where(valid[..., None], unit, 0)
-        return unit.to(self.bank.members.dtype).float(), valid
+        return unit, valid
 
     # -- reading ------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @plainly
     def search(
         self,
         q: Tensor,
@@ -265,7 +275,9 @@ class StreamMemory(nn.Module):
         queries = q if q.dim() == 3 else q[:, None]
         every = torch.ones(queries.shape[:2], dtype=torch.bool, device=self.device)
         unit, _ = self._unit(queries, every, "q", check)
-        hits = retrieve.find(self.bank, unit, slots, top_atoms, top_k, atom_score, chunk_score)
+        hits = retrieve.find(
+            self.bank, unit, slots, top_atoms, top_k, atom_score, chunk_score, self.backend
+        )
         if q.dim() == 2:
             hits = Hits(hits.ids[:, 0], hits.scores[:, 0], hits.atoms[:, 0])
         return hits
@@ -273,13 +285,22 @@ class StreamMemory(nn.Module):
     def members(self, stream: int) -> Members:
         """What one stream holds. Copies."""
         slot = int(as_slots([stream], None, self.streams))
-        n, b = int(self.bank.n_members[slot]), self.bank
+        b, n = self.bank, int(self.bank.n_members[slot])
+        rows = (
+            b.rows(slice(slot, slot + 1), slice(0, n))[0]
+            if n
+            else b.sums.new_zeros(0, b.sums.shape[2])
+        )
+        times = None if b.times is None else b.times[slot, :n].clone()
+        labels = None if b.labels is None else b.labels[slot, :n].clone()
         return Members(
             b.ids[slot, :n].clone(),
             b.member_atom[slot, :n].to(torch.int64),
-            b.members[slot, :n].to(torch.float32, copy=True),
-            b.times[slot, :n].clone(),
-            b.labels[slot, :n].clone(),
+            rows.clone(),
+            torch.full((n,), math.nan, dtype=torch.float64, device=b.device)
+            if times is None
+            else times,
+            torch.full((n,), -1, device=b.device) if labels is None else labels,
         )
 
     def atom_labels(self, stream: int) -> Tensor:
@@ -292,59 +313,15 @@ class StreamMemory(nn.Module):
         slots = as_slots(streams, None, self.streams).to(self.device)
         return Counts(self.bank.n_atoms[slots], self.bank.n_members[slots])
 
+    def events(self) -> dict[str, Tensor]:
+        """How often limits acted on each stream, [streams] int64: atoms "merged", members
+        "dropped", members "expired"."""
+        return {name: self.bank.events[:, i].clone() for i, name in enumerate(EVENTS)}
+
     def nbytes(self) -> dict[str, int]:
         """Bytes of the tensors by kind, room included, and their "total"."""
         size = {k: t.numel() * t.element_size() for k, t in self.bank.named_buffers()}
         return {**size, "total": sum(size.values())}
-
-    # -- removing -----------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def forget(
-        self, ids: Sequence[int] | Tensor, streams: Sequence[int] | Tensor | None = None
-    ) -> None:
-        """Remove chunks exactly: sums and bases become those of the members that are left.
-
-        Args:
-            ids: ids to remove; one named twice counts once.
-            streams: slots to look in; None: all.
-
-        Raises:
-            KeyError: ids that are not stored there; nothing is removed then.
-        """
-        wanted = as_integers(ids, "ids", 1).unique().to(self.device)
-        slots = as_slots(streams, None, self.streams).to(self.device)
-        found = torch.isin(self.bank.ids[slots], wanted) & (self.bank.ids[slots] >= 0)
-        missing = wanted[~torch.isin(wanted, self.bank.ids[slots][found])]
-        if len(missing):
-            raise KeyError(f"ids: {named(missing.tolist())} not stored; nothing was removed")
-        for row in found.any(1).nonzero().flatten().tolist():
-            slot = int(slots[row])
-            self.bank.keep_only(slot, ~found[row, : int(self.bank.n_members[slot])])
-
-    @torch.no_grad()
-    def reset(self, streams: Sequence[int] | Tensor | None = None) -> None:
-        """Empty these streams; None: all. Ids go on counting."""
-        self.bank.clear(as_slots(streams, None, self.streams).to(self.device))
-
-    @torch.no_grad()
-    def reserve(
-        self, chunks: int = 0, atoms: int | None = None, streams: int | None = None
-    ) -> None:
-        """Make room beforehand: `chunks` more members and `atoms` more atoms (default: as many)
-        in every stream, and `streams` slots in all. Never shrinks.
-
-        Within that room `write(check=False)` and `search(check=False)` never wait for a GPU, and
-        can be captured in a CUDA graph. A graph's replays are not counted here: reserve for all
-        of them, and call `reserve` again after them, which reads the true counts.
-        """
-        for name, value in (("chunks", chunks), ("atoms", atoms), ("streams", streams)):
-            if value is not None and (not isinstance(value, int) or value < 0):
-                raise ValueError(f"{name}: expected an int of at least 0, got {value!r}")
-        if streams is not None:
-            self.bank.add_streams(streams)
-        self.bank.measure()
-        self.bank.make_room(chunks, atoms)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -366,6 +343,7 @@ class StreamMemory(nn.Module):
             ValueError: damaged files, or a format version this library does not know.
         """
         saved = io.load(Path(path))
-        memory = cls(saved.config, saved.streams, device, backend, saved.calibration)
-        memory.bank.load_flat(saved.tensors)
+        with torch.inference_mode(False):
+            memory = cls(saved.config, saved.streams, device, backend, saved.calibration)
+            memory.bank.load_flat(saved.tensors)
         return memory

@@ -7,12 +7,16 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from rsm_kernels.atom_search import atom_search
+from rsm_kernels.atom_search import Decode, atom_search
 from rsm_torch.bank import Bank
 
 AtomScore = Literal["v1", "centroid", "full_basis", "max_member"]
 ChunkScore = Literal["cosine", "subspace"]
+
+
+SEARCH = {"chunkwise": "batched"}  # the search has no chunks to be wise about
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ def find(
     top_k: int,
     atom_score: AtomScore,
     chunk_score: ChunkScore,
+    backend: str = "auto",
 ) -> Hits:
     """Hits [B, Q, top_k] for unit queries q [B, Q, D] of the streams in `slots` [B]."""
     for name, value in (("top_atoms", top_atoms), ("top_k", top_k)):
@@ -44,15 +49,27 @@ def find(
     ):
         if kind not in allowed:
             raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {kind!r}")
+    b, rows = bank, bank.plain_rows()
+    owner, held, ids = b.member_atom, b.n_members, b.ids
+
+    def bases(at: Tensor, atoms: slice) -> Tensor:
+        return b.basis_rows((at, atoms))
+
+    decode = Decode(b.rows, bases) if rows is None else None
+    if b.config.members == "none":  # each atom stands for itself, by its centroid
+        decode = Decode(lambda at, n: normalize(b.sums[at, n], dim=-1), bases)
+        owner = torch.arange(b.sums.shape[1], device=b.device).expand(b.sums.shape[:2])
+        held, ids = b.n_atoms, b.atom_labels
     places, scores = atom_search(
-        q, slots, bank.sums, bank.basis, bank.n_atoms,
-        bank.members, bank.member_atom, bank.n_members,
+        q, slots, b.sums, b.basis, b.n_atoms,
+        b.sums if rows is None else rows, owner, held,
         top_atoms=top_atoms, top_k=top_k, atom_score=atom_score, chunk_score=chunk_score,
+        decode=decode, backend=SEARCH.get(backend, backend),
     )  # fmt: skip
     row, place = slots[:, None, None], places.clamp(min=0)
-    if bank.ids.shape[1] == 0:
+    if ids.shape[1] == 0:
         return Hits(places, scores, places.clone())
     gone = places < 0
-    ids = bank.ids[row, place].masked_fill(gone, -1)
-    atoms = bank.member_atom[row, place].to(torch.int64).masked_fill(gone, -1)
-    return Hits(ids, scores.clamp(max=1.0), atoms)
+    found = ids[row, place].masked_fill(gone, -1)
+    atoms = owner[row, place].to(torch.int64).masked_fill(gone, -1)
+    return Hits(found, scores.clamp(max=1.0), atoms)

@@ -32,15 +32,16 @@ def test_exact_is_the_svd(n, D):
     assert not s[k:].any()
 
 
-@pytest.mark.parametrize("block", [1, 7, 50])
-def test_updates_approach_the_svd(block):
-    x = decaying(200, 48, decay=0.2)
-    u, s = torch.zeros(1, 3, 48), torch.zeros(1, 3)
+@pytest.mark.parametrize("block", [1, 7, 32, 64])
+@pytest.mark.parametrize(("K", "decay"), [(2, 0.05), (2, 0.1), (3, 0.1), (2, 0.2)])
+def test_updates_end_at_the_svd_of_all_members(block, K, decay):
+    x = decaying(200, 48, decay=decay)
+    u, s = torch.zeros(1, K, 48), torch.zeros(1, K)
     for rows in x.split(block):
         u, s = basis.update(u, s, rows[None])
     want = torch.linalg.svd(x.double(), full_matrices=False)
-    assert angles(u[0, :2], want.Vh[:2].float()).max() < 2e-2
-    torch.testing.assert_close(s[0, :2].double(), want.S[:2], rtol=1e-2, atol=0)
+    assert angles(u[0], want.Vh[:K].float()).max() < 1e-3
+    torch.testing.assert_close(s[0].double(), want.S[:K], rtol=5e-2, atol=0)
 
 
 def test_padding_rows_change_nothing():

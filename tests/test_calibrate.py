@@ -128,3 +128,11 @@ def test_foreign_files(tmp_path, text):
 def test_width_is_checked():
     with pytest.raises(ValueError, match="mean has width 3, not dim=4"):
         StreamMemory(RSMConfig(4), calibration=Calibration(0.5, 0.7, 2, mean=torch.ones(3)))
+
+
+@pytest.mark.parametrize("field", [{"tau": "x"}, {"tau": 5}, {"tau": math.nan}, {"examples": 1},
+                                   {"quantile": 2}, {"embedder": 3}, {"mean": [math.inf]},
+                                   {"directions": [1.0]}])  # fmt: skip
+def test_fields_are_checked(field):
+    with pytest.raises(ValueError, match=f"calibration: {next(iter(field))} must be"):
+        Calibration.from_dict({"tau": 0.5, "quantile": 0.7, "examples": 3} | field)

@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from rsm_torch.config import RSMConfig
@@ -27,7 +28,13 @@ def test_frozen():
         ({"dim": 3.0}, TypeError, "dim: expected an int, got 3.0"),
         ({"dim": True}, TypeError, "dim: expected an int"),
         ({"dim": 4, "rank": 5}, ValueError, "rank: expected 1 <= rank <= dim=4, got 5"),
-        ({"dim": 4, "rank": 0}, ValueError, "rank: .* got 0"),
+        ({"dim": 4, "rank": 0}, ValueError, r"rank: .* got 0"),
+        ({"dim": 4, "energy": 0.0}, ValueError, r"energy: expected a share in \(0, 1\], got 0.0"),
+        ({"dim": 4, "max_atoms": 0}, ValueError, "max_atoms: expected at least 1, got 0"),
+        ({"dim": 4, "max_members": 2.5}, TypeError, "max_members: expected an int, got 2.5"),
+        ({"dim": 4, "ttl": 0}, ValueError, "ttl: expected seconds above 0, got 0"),
+        ({"dim": 4, "members": "some"}, ValueError, "members: expected one of full, coefficients"),
+        ({"dim": 4, "policy": "newest"}, ValueError, "policy: expected one of merge, oldest"),
         ({"dim": 4, "tau": 1.01}, ValueError, r"tau: expected a cosine in \[-1, 1\], got 1.01"),
         ({"dim": 4, "tau": float("nan")}, ValueError, "tau: .* got nan"),
         ({"dim": 4, "tau": "0.8"}, TypeError, "tau: expected a float, got '0.8'"),
@@ -38,3 +45,14 @@ def test_frozen():
 def test_bad_settings(settings, error, message):
     with pytest.raises(error, match=message):
         RSMConfig(**settings)
+
+
+def test_numbers_of_other_libraries():
+    config = RSMConfig(np.int64(4), tau=np.float32(0.5), rank=np.int32(2))
+    assert (type(config.dim), type(config.tau), type(config.rank)) == (int, float, int)
+    assert RSMConfig.from_json(config.to_json()) == config
+
+
+def test_json_that_is_no_mapping():
+    with pytest.raises(ValueError, match="expected a mapping of settings"):
+        RSMConfig.from_json("[]")

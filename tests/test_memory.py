@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from rsm_torch.bank import ROUNDING
+from rsm_torch.bank import nbytes
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
+from rsm_torch.storage.floats import ROUNDING
 
 D = 24
 STORAGE = ("float32", "float16", "bfloat16")
@@ -376,7 +377,7 @@ def test_ids_are_never_reused():
 def test_forgetting_what_is_not_there():
     memory = filled()
     before = state(memory)
-    with pytest.raises(KeyError, match="ids: 999, 1000 not stored; nothing was removed"):
+    with pytest.raises(KeyError, match="ids: 999, 1000 not stored; nothing was changed"):
         memory.forget([3, 1000, 999])
     with pytest.raises(KeyError, match="ids: 3 not stored"):
         memory.forget([3], streams=[1])
@@ -417,19 +418,22 @@ def test_reset_of_one_stream():
 
 
 def test_an_empty_memory_costs_what_the_docstring_says():
-    assert StreamMemory(RSMConfig(384), 1000).nbytes()["total"] == 16 * 1000 + 8
+    assert StreamMemory(RSMConfig(384), 1000).nbytes()["total"] == 40 * 1000 + 8
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_nbytes_is_the_sum_of_the_tensors(storage):
-    memory = filled(storage=storage, rank=3)
+@pytest.mark.parametrize("storage", [*STORAGE, "int8", "pq"])
+@pytest.mark.parametrize("kept", ["full", "coefficients", "none"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_nbytes_is_the_sum_of_the_tensors_and_the_closed_form(storage, kept, rank):
+    memory = filled(storage=storage, rank=rank, members=kept)
     sizes = memory.nbytes()
     assert sizes["total"] == sum(t.nbytes for t in memory.state_dict().values())
-    N, M = memory.bank.members.shape[1], memory.bank.sums.shape[1]
-    width = {"float32": 4}.get(storage, 2)
-    per_member = D * width + 4 + 8 + 8 + 8
-    per_atom = D * 4 + 4 + 3 * D * width + 3 * 4 + 8
-    assert sizes["total"] == 3 * (N * per_member + M * per_atom + 16) + 8
+    room = 0 if kept == "none" else 64
+    assert memory.bank.ids.shape[1] == room
+    assert sizes["total"] == nbytes(memory.config, 3, room, memory.bank.sums.shape[1])
+    memory.write(chunks(3, 2), times=torch.zeros(3, 2), labels=torch.ones(3, 2, dtype=torch.int64))
+    more = memory.nbytes()["total"] - sizes["total"]
+    assert more == 3 * room * 16
 
 
 def test_room_doubles():
@@ -529,12 +533,12 @@ def test_unchecked_rows_without_a_direction_are_left_out():
 
 
 def test_the_way_of_a_gpu_agrees_on_bases(monkeypatch):
-    from rsm_torch import bank
+    from rsm_torch import join
 
     x = chunks(3, 90)
     plain, unsynced = (StreamMemory(RSMConfig(D, tau=0.75, rank=3), 3) for _ in range(2))
     plain.write(x, lengths=[90, 31, 0])
-    monkeypatch.setattr(bank, "on_cpu", lambda tensor: False)
+    monkeypatch.setattr(join, "on_cpu", lambda tensor: False)
     unsynced.write(x, lengths=[90, 31, 0])
     one, two = state(plain), state(unsynced)
     torch.testing.assert_close(one["singular"], two["singular"], rtol=6e-2, atol=1e-2)
@@ -542,3 +546,101 @@ def test_the_way_of_a_gpu_agrees_on_bases(monkeypatch):
     assert energy[1] == pytest.approx(energy[0], rel=1e-3)
     assert (one["basis"][:, 0] * two["basis"][:, 0]).sum(-1).min() > 1 - 1e-4
     check_consistent(unsynced)
+
+
+# -- modes of torch the caller may be in ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("outside_first", [True, False])
+def test_inference_mode_leaves_a_memory_usable(outside_first, tmp_path):
+    memory, plain = (StreamMemory(RSMConfig(D, tau=0.75), 3) for _ in range(2))
+    x = chunks(3, 40)
+    for part, inside in ((x[:, :20], not outside_first), (x[:, 20:], outside_first)):
+        plain.write(part)
+        with torch.inference_mode(inside):
+            memory.write(part.clone())
+            memory.search(part[:, 0])
+    with torch.inference_mode():
+        made = StreamMemory(RSMConfig(D, tau=0.75), 3)
+        memory.save_pretrained(tmp_path)
+        loaded = StreamMemory.from_pretrained(tmp_path).to("cpu")
+    made.write(x)
+    loaded.write(x)
+    assert same(state(memory), state(plain))
+    memory.forget([3])
+    memory.reset([0])
+
+
+def test_autocast_does_not_reach_in():
+    x = chunks(3, 40)
+    one, two = (StreamMemory(RSMConfig(D, tau=0.75), 3) for _ in range(2))
+    one.write(x)
+    want = one.search(x[:, 0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        two.write(x)
+        got = two.search(x[:, 0])
+    assert got.scores.dtype == torch.float32
+    assert torch.equal(want.scores, got.scores)
+    assert same(state(one), state(two))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize("kept", ["full", "coefficients", "none"])
+def test_writing_nothing(shape, kept):
+    memory = StreamMemory(RSMConfig(D, members=kept), 2)
+    for _ in range(2):
+        before = {k: v.clone() for k, v in memory.state_dict().items()}
+        out = memory.write(torch.zeros(*shape, D))
+        assert out.atoms.shape == out.ids.shape == shape
+        assert same(before, memory.state_dict())
+        memory.write(torch.randn(1, 3, D), lengths=[0])
+        memory.write(torch.randn(2, 3, D), lengths=[0, 2])
+
+
+def test_a_refused_state_dict_changes_nothing():
+    memory, other = filled(), filled(T=60, seed=1)
+    before = {k: v.clone() for k, v in memory.state_dict().items()}
+    missing = dict(other.state_dict())
+    missing.pop("bank.ids")
+    foreign = [
+        StreamMemory(RSMConfig(D + 1), 3).state_dict(), filled(rank=3).state_dict(),
+        filled(storage="float16").state_dict(), filled(streams=4).state_dict(), missing,
+        {**other.state_dict(), "bank.more": torch.zeros(1)},
+    ]  # fmt: skip
+    for wrong in foreign:
+        with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict"):
+            memory.load_state_dict(wrong)
+        assert same(before, memory.state_dict())
+    memory.load_state_dict(other.state_dict())
+    assert same(other.state_dict(), memory.state_dict())
+    assert memory.bank.sums.data_ptr() != other.bank.sums.data_ptr()
+
+
+def test_a_plan_is_carried_out_or_has_become_stale():
+    memory, plain = filled(), filled()
+    x = chunks(2, 15, seed=4)
+    before = state(memory)
+    plan = memory.plan(x, [2, 0], [15, 3])
+    assert same(before, state(memory))
+    want = plain.write(x, [2, 0], [15, 3])
+    assert torch.equal(plan.atoms, want.atoms)
+    memory.commit(plan)
+    assert same(state(memory), state(plain))
+    for row, slot in enumerate((2, 0)):
+        names = memory.atom_labels(slot)
+        n = [15, 3][row]
+        assert torch.equal(plan.names[row, :n], names[want.atoms[row, :n]])
+        assert (plan.names[row, n:] == -1).all()
+    with pytest.raises(ValueError, match="the memory has changed since it was made"):
+        memory.commit(plan)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "foo", 3.5])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ValueError, match="device: cannot use"):
+        StreamMemory(RSMConfig(D), device=device)
+
+
+def test_ids_too_large_to_count_on_from():
+    with pytest.raises(ValueError, match=r"ids: expected integers below 2\*\*62"):
+        StreamMemory(RSMConfig(D)).write(chunks(1, 1), ids=torch.tensor([[2**62]]))

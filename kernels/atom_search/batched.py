@@ -5,11 +5,23 @@ Letters: B streams, Q queries of each, M atoms, N members, K basis rank, D width
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 NONE = float("-inf")
 TILE = 1 << 22  # member scores held at once: 16 MiB
+ROWS = 1 << 15  # rows decoded at once for them: 48 MiB at D = 384
+
+
+class Decode(NamedTuple):
+    """How to get at what is not held as it is: `rows(slots, places)` [b, n, D] and `basis(slots,
+    atoms)` [b, M, K, D], float32."""
+
+    rows: Callable[[Tensor, slice], Tensor]
+    basis: Callable[[Tensor, slice], Tensor]
 
 
 def atom_search(
@@ -25,6 +37,7 @@ def atom_search(
     top_k: int,
     atom_score: str,
     chunk_score: str,
+    decode: Decode | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `rsm_kernels.atom_search.atom_search`."""
     B, Q, _ = q.shape
@@ -33,10 +46,14 @@ def atom_search(
     M, N = (int(n[slots].max()) if B else 0 for n in (n_atoms, n_members))
     if M == 0 or Q == 0:
         return places, scores
-    streams = max(1, TILE // (Q * N))
+    streams = max(1, min(TILE // (Q * max(1, N)), ROWS // max(1, N)))
     for b0 in range(0, B, streams):
         at = slots[b0 : b0 + streams]
-        qb, u, rows = q[b0 : b0 + streams], basis[at, :M], members[at, :N].to(q.dtype)
+        qb = q[b0 : b0 + streams]
+        if decode is None:
+            u, rows = basis[at, :M].to(q.dtype), members[at, :N].to(q.dtype)
+        else:
+            u, rows = decode.basis(at, slice(0, M)), decode.rows(at, slice(0, N))
         owner = member_atom[at, :N].to(torch.int64)
         dead = torch.arange(N, device=q.device) >= n_members[at, None]
         owner = owner.masked_fill(dead, 0)
@@ -62,9 +79,9 @@ def score_atoms(
 ) -> Tensor:
     """Scores of atoms for queries, [b, Q, M]."""
     if kind == "v1":
-        return q @ u[:, :, 0].to(q.dtype).mT
+        return q @ u[:, :, 0].mT
     if kind == "full_basis":
-        return torch.einsum("bqd,bmkd->bqmk", q, u.to(q.dtype)).norm(dim=-1)
+        return torch.einsum("bqd,bmkd->bqmk", q, u).norm(dim=-1)
     if kind == "max_member":
         best = q.new_full((*q.shape[:2], u.shape[1]), NONE)
         return best.scatter_reduce_(2, owner[:, None].expand_as(product), product, "amax")
@@ -74,7 +91,6 @@ def score_atoms(
 def score_in_subspace(q: Tensor, rows: Tensor, u: Tensor, owner: Tensor) -> Tensor:
     """Σ_j (u_j·q)(u_j·x) with u the basis of x's atom, [b, Q, N]: Algorithm E of the paper."""
     K, D = u.shape[2:]
-    u = u.to(q.dtype)
     mine = u.gather(1, owner[..., None, None].expand(-1, -1, K, D))  # [b, N, K, D]
     of_rows = torch.einsum("bnd,bnkd->bnk", rows, mine)
     of_query = torch.einsum("bqd,bmkd->bqmk", q, u)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rsm_kernels.atom_search.batched import Decode
+
 
 def atom_search(
     q: Tensor,  # [B, Q, D]
@@ -19,9 +21,14 @@ def atom_search(
     top_k: int,
     atom_score: str,
     chunk_score: str,
+    decode: Decode | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Shapes are those of `rsm_kernels.atom_search.atom_search`."""
     B, Q, _ = q.shape
+    if decode is not None:
+        every = torch.arange(len(n_atoms))
+        basis = decode.basis(every, slice(0, sums.shape[1]))
+        members = decode.rows(every, slice(0, member_atom.shape[1]))
     places = torch.full((B, Q, top_k), -1, dtype=torch.int64)
     scores = torch.full((B, Q, top_k), float("-inf"), dtype=q.dtype)
     for b, slot in enumerate(slots.tolist()):

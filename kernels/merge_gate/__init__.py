@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from rsm_kernels.merge_gate import chunkwise, launch, reference
+from rsm_kernels.merge_gate.chunkwise import Scores
+
+NOT_ROWS = "members are not held as rows of floating point numbers"
 
 
 def on_triton(
@@ -17,14 +20,20 @@ def on_triton(
     members: Tensor,
     member_atom: Tensor,
     n_members: Tensor,
-    *settings: object,
+    tau: float,
+    routing: str,
+    scope: str,
+    gate: str,
+    scores: Scores | None = None,
 ) -> tuple[Tensor, Tensor]:
-    reason = launch.why_not(x, sums, members)
+    reason = launch.why_not(x, sums, members) if scores is None else NOT_ROWS
     if reason is not None:
         raise RuntimeError(f"backend: 'triton' cannot run: {reason}")
     from rsm_kernels.merge_gate import op  # imports Triton
 
-    return op.merge_gate(x, valid, slots, sums, n_atoms, members, member_atom, n_members, *settings)
+    return op.merge_gate(
+        x, valid, slots, sums, n_atoms, members, member_atom, n_members, tau, routing, scope, gate
+    )
 
 
 BACKENDS = {
@@ -48,6 +57,7 @@ def merge_gate(
     routing: str = "max",
     scope: str = "all",
     gate: str = "max_member",
+    scores: Scores | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Decides where each of T chunks of B streams goes, in order. Changes nothing.
@@ -66,6 +76,8 @@ def merge_gate(
         member_atom: [S, N] integer, the atom of each member.
         n_members: [S] int64 live members; rows beyond are not looked at.
         tau, routing, scope, gate: as in `RSMConfig`.
+        scores: how to score chunks [b, T, D] with the members at (slots, places), [b, T, n], where
+            they are not held as rows; `members` is not looked at then.
         backend: "reference", "chunkwise", "triton", or "auto": the last for tensors on a GPU it
             supports, else chunkwise.
 
@@ -78,7 +90,7 @@ def merge_gate(
         RuntimeError: "triton" was asked for and cannot run; the message says why.
     """
     if backend == "auto":
-        can = x.is_cuda and launch.why_not(x, sums, members) is None
+        can = x.is_cuda and scores is None and launch.why_not(x, sums, members) is None
         backend = "triton" if can else "chunkwise"
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
@@ -86,7 +98,7 @@ def merge_gate(
         return valid.new_full(valid.shape, -1, dtype=torch.int64), torch.zeros_like(valid)
     return BACKENDS[backend](
         x, valid, slots, sums, n_atoms, members, member_atom, n_members,
-        tau, routing, scope, gate,
+        tau, routing, scope, gate, scores,
     )  # fmt: skip
 
 

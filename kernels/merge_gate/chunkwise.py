@@ -10,9 +10,9 @@ whose calls cost a fraction of a torch dispatch; on a GPU the same lines run in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 NONE = float("-inf")
 BLOCK = 64  # chunks per scan: the scan costs O(T) a chunk, the products want T large
 TILE = 1 << 20  # scores held at once while looking for the best member: 4 MiB
+ROWS = 1 << 14  # rows decoded at once for them: 24 MiB at D = 384
 NO_ATOM = torch.iinfo(torch.int32).max
 TINY = 1e-24  # a sum that cancelled to nothing has cosine 0 with everything
 
@@ -38,6 +39,7 @@ def merge_gate(
     routing: str,
     scope: str,
     gate: str,
+    scores: Scores | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `rsm_kernels.merge_gate.merge_gate`."""
     B, T, D = x.shape
@@ -51,9 +53,9 @@ def merge_gate(
         block = slice(t0, min(t0 + BLOCK, T))
         xb, vb = x[:, block], valid[:, block]
         # Members so far: those held before, and the chunks of earlier blocks.
-        sources = [(members, member_atom, n_members, slots, held)]
+        sources = [Source(scores or products(members), member_atom, n_members, slots, held)]
         if t0:
-            sources.append((x, atoms, torch.full_like(here, t0), here, t0))
+            sources.append(Source(products(x), atoms, torch.full_like(here, t0), here, t0))
         s = torch.cat([s[:, : int(live.max())], s.new_zeros(B, xb.shape[1], D)], 1)
         candidates: tuple[Tensor, ...] = ()
         if gate == "max_member":
@@ -71,25 +73,42 @@ def columns(live: Tensor) -> Tensor:
     return torch.arange(int(live.max()), device=live.device) < live[:, None]
 
 
-# (rows [S, N, D], atom of each [S, N], live rows [S], slot of each stream [B], N to look at)
-Sources = list[tuple[Tensor, Tensor, Tensor, Tensor, int]]
+# Scores [b, T, n] of chunks [b, T, D] with the rows at (slots, places) of a tensor [S, N, …].
+Index = slice | Tensor
+Scores = Callable[[Tensor, Index, Index], Tensor]
 
 
-def scores(xb: Tensor, sources: Sources) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def products(rows: Tensor) -> Scores:
+    """Scores with rows [S, N, D] that are held as they are."""
+    return lambda x, at, n: x @ rows[at, n].to(x.dtype).mT
+
+
+class Source(NamedTuple):
+    """Members to compare with: how, the atom of each [S, N], how many are live [S], the slot of
+    each stream [B], and up to which place to look."""
+
+    scores: Scores
+    atom: Tensor
+    live: Tensor
+    slots: Tensor
+    held: int
+
+
+def tiles(xb: Tensor, sources: list[Source]) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Tiles of X Memᵀ: (streams, score [b, T, n] with -inf where dead, atom [b, n] with 0 there)."""
     B, T, _ = xb.shape
-    for rows, atom, n_live, slots, held in sources:
-        step = max(1, min(held, TILE // T))
-        streams = max(1, TILE // (T * step))
+    for source in sources:
+        step = max(1, min(source.held, TILE // T, ROWS))
+        streams = max(1, min(TILE // T, ROWS) // step)
         for b0 in range(0, B, streams):
             b = slice(b0, b0 + streams)
-            at = run(slots[b])
-            for n0 in range(0, held, step):
-                n = slice(n0, min(n0 + step, held))
-                owner = atom[at, n].to(torch.int64)
-                dead = torch.arange(n0, n.stop, device=xb.device) >= n_live[at, None]
+            at = run(source.slots[b])
+            for n0 in range(0, source.held, step):
+                n = slice(n0, min(n0 + step, source.held))
+                owner = source.atom[at, n].to(torch.int64)
+                dead = torch.arange(n0, n.stop, device=xb.device) >= source.live[at, None]
                 dead |= owner < 0
-                score = xb[b] @ rows[at, n].to(xb.dtype).mT
+                score = source.scores(xb[b], at, n)
                 if xb.is_cuda or bool(dead.any()):
                     score.masked_fill_(dead[:, None], NONE)
                     owner = owner.masked_fill(dead, 0)
@@ -106,11 +125,11 @@ def run(slots: Tensor) -> slice | Tensor:
     return slice(first, first + len(slots)) if ordered else slots
 
 
-def best_member(xb: Tensor, sources: Sources, width: int) -> tuple[Tensor, Tensor]:
+def best_member(xb: Tensor, sources: list[Source], width: int) -> tuple[Tensor, Tensor]:
     """Best score over all members and its atom, each [B, T]; ties to the lower atom."""
     best = torch.full(xb.shape[:2], NONE, dtype=xb.dtype, device=xb.device)
     best_atom = torch.zeros(xb.shape[:2], dtype=torch.int64, device=xb.device)
-    for b, score, owner in scores(xb, sources):
+    for b, score, owner in tiles(xb, sources):
         first = argmax(score)[..., None]
         top, atom = score.gather(-1, first), owner.gather(-1, first[..., 0])
         # Equals of the first are rare; only where there are any is their lowest atom looked for.
@@ -133,10 +152,10 @@ def argmax(score: Tensor) -> Tensor:
     return torch.from_numpy(score.numpy().argmax(-1))
 
 
-def best_member_per_atom(xb: Tensor, sources: Sources, width: int) -> tuple[Tensor]:
+def best_member_per_atom(xb: Tensor, sources: list[Source], width: int) -> tuple[Tensor]:
     """Best member score in each atom, [B, T, W]; -inf where an atom has none."""
     best = torch.full((*xb.shape[:2], width), NONE, dtype=xb.dtype, device=xb.device)
-    for b, score, owner in scores(xb, sources):
+    for b, score, owner in tiles(xb, sources):
         best[b].scatter_reduce_(2, owner[:, None].expand(score.shape), score, "amax")
     return (best,)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ def merge_gate(
     routing: str,
     scope: str,
     gate: str,
+    scores: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Chunks one by one, atoms one by one, members one by one, in the dtype of `sums`.
 
@@ -31,7 +34,8 @@ def merge_gate(
     for b, slot in enumerate(slots.tolist()):
         live, held = int(n_atoms[slot]), range(int(n_members[slot]))
         totals = [sums[slot, i].clone() for i in range(live)]
-        rows = [(members[slot, n].to(sums.dtype), int(member_atom[slot, n])) for n in held]
+        owner = [int(member_atom[slot, n]) for n in held]
+        written: list[Tensor] = []
         for t in range(x.shape[1]):
             if not valid[b, t]:
                 continue
@@ -39,16 +43,24 @@ def merge_gate(
             cent = [cosine(chunk, total) for total in totals]
             mem = [NONE] * len(totals)
             if gate == "max_member":
-                for row, atom in rows:
+                for n, atom in enumerate(owner):
                     if scope == "all" or atom == cent.index(max(cent)):
-                        mem[atom] = max(mem[atom], float(row @ chunk))
+                        if n >= len(held):
+                            score = written[n - len(held)] @ chunk
+                        elif scores is None:
+                            score = members[slot, n].to(chunk.dtype) @ chunk
+                        else:
+                            here = slice(slot, slot + 1), slice(n, n + 1)
+                            score = scores(chunk[None, None].float(), *here)[0, 0, 0]
+                        mem[atom] = max(mem[atom], float(score))
             atom = choose(cent, mem, tau, routing)
             if atom < 0:
                 atom, opened[b, t] = len(totals), True
                 totals.append(torch.zeros_like(chunk))
             atoms[b, t] = atom
             totals[atom] += chunk
-            rows.append((chunk, atom))
+            owner.append(atom)
+            written.append(chunk)
     return atoms, opened
 
 

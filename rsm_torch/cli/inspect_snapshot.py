@@ -2,143 +2,145 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rsm_torch.cli.errors import CommandError, one_line_errors
-from rsm_torch.cli.output import print_json, stdout
+from rsm_torch.cli.output import print_json, stderr, stdout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rsm_torch.cli.inspect_figures import Snapshot
+    from rsm_torch.text.settings import Settings
+    from rsm_torch.text.store import ItemStore
 
 SQLITE_HEADER = b"SQLite format 3\x00"
-SHOWN_STREAMS = 40
 
 
 @one_line_errors
 def inspect(
     snapshot: Annotated[Path, typer.Argument(help="A StreamMemory folder or an AgentMemory file.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Save a picture: atom sizes, ranks, energy (.png).")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many of the largest atoms and streams.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Streams, members, atoms, bytes and settings of a saved memory."""
+    """Streams, atoms, ranks, energy, bytes and the largest atoms of a saved memory."""
+    if top < 1:
+        raise CommandError(f"--top: expected at least 1, got {top}")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise CommandError(f"--plot: expected a file that ends in .png, got {plot}")
     if not snapshot.exists():
         raise CommandError(f"SNAPSHOT: {snapshot}: no such file or folder")
-    found = _folder(snapshot) if snapshot.is_dir() else _file(snapshot)
+    from rsm_torch.cli.inspect_figures import atoms_of, figures
+    from rsm_torch.cli.inspect_view import show
+
+    with _folder(snapshot) if snapshot.is_dir() else _file(snapshot) as opened:
+        atoms = atoms_of(opened.tensors)
+        found = figures(opened, atoms, top)
+    if plot is not None:
+        if not len(atoms.members):
+            raise CommandError(f"--plot: {snapshot} holds no atoms to draw")
+        from rsm_torch.cli.inspect_picture import save_picture
+
+        save_picture(atoms, found, plot)
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        show(found, top, stdout())
+    if plot is not None:
+        stderr().print(f"saved: {plot}", markup=False, soft_wrap=True)
 
 
-def _folder(path: Path) -> dict[str, Any]:
-    from rsm_torch.memory import StreamMemory
+@contextmanager
+def _folder(path: Path) -> Iterator[Snapshot]:
+    from rsm_torch import io
+    from rsm_torch.cli.inspect_figures import Snapshot
 
-    memory = StreamMemory.from_pretrained(path)
-    counts = memory.counts()
-    calibration = memory.calibration
-    return _report(
+    # Not by StreamMemory.from_pretrained, which gives every slot as much room as the fullest.
+    saved = io.load(path)
+    file = path / io.read_manifest(path)["tensors"]["file"]
+    yield Snapshot(
         path,
         "StreamMemory",
-        memory.config.to_dict(),
-        [
-            {"stream": slot, "members": members, "atoms": atoms}
-            for slot, (members, atoms) in enumerate(
-                zip(counts.members.tolist(), counts.atoms.tolist(), strict=True)
-            )
-        ],
-        memory.nbytes(),
-        {"embedder": None if calibration is None else calibration.embedder},
+        saved.config,
+        saved.tensors,
+        names=dict(enumerate(range(saved.streams))),
+        slots=saved.streams,
+        embedder=None if saved.calibration is None else saved.calibration.embedder,
+        file={"tensors": file.stat().st_size, "config": (path / "config.json").stat().st_size},
     )
 
 
-def _report(
-    path: Path,
-    kind: str,
-    config: dict[str, Any],
-    streams: list[dict[str, Any]],
-    nbytes: dict[str, int],
-    about: dict[str, Any],
-) -> dict[str, Any]:
-    totals = {
-        "streams": len(streams),
-        "members": sum(stream["members"] for stream in streams),
-        "atoms": sum(stream["atoms"] for stream in streams),
-        "bytes": nbytes["total"],
-    }
-    return {
-        "snapshot": str(path),
-        "kind": kind,
-        **about,
-        "totals": totals,
-        "config": config,
-        "bytes": nbytes,
-        "streams": streams,
-    }
-
-
-def _show(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    console = stdout()
-    totals = found["totals"]
-    console.print(
-        f"{found['kind']} {found['snapshot']}: {totals['streams']:,} streams, "
-        f"{totals['members']:,} members in {totals['atoms']:,} atoms, {totals['bytes']:,} bytes",
-        markup=False,
-        soft_wrap=True,
-    )
-    if found.get("embedder"):
-        console.print(f"embedder: {found['embedder']}", markup=False, soft_wrap=True)
-    settings = ", ".join(f"{name}={value}" for name, value in found["config"].items())
-    console.print(f"config: {settings}", markup=False, soft_wrap=True)
-    console.print(_two_columns("kind", "bytes", found["bytes"].items()))
-    held = [stream for stream in found["streams"] if stream["members"]]
-    grid = Table(header_style="bold")
-    grid.add_column("stream")
-    for head in ("members", "atoms"):
-        grid.add_column(head, justify="right")
-    for stream in held[:SHOWN_STREAMS]:
-        grid.add_row(str(stream["stream"]), f"{stream['members']:,}", f"{stream['atoms']:,}")
-    console.print(grid)
-    if len(held) > SHOWN_STREAMS:
-        console.print(f"and {len(held) - SHOWN_STREAMS:,} more streams; --json lists them all")
-
-
-def _two_columns(left: str, right: str, rows: Any) -> Any:
-    from rich.table import Table
-
-    grid = Table(header_style="bold")
-    grid.add_column(left)
-    grid.add_column(right, justify="right")
-    for name, value in sorted(rows, key=lambda row: row[1]):
-        grid.add_row(str(name), f"{value:,}")
-    return grid
-
-
-def _file(path: Path) -> dict[str, Any]:
+@contextmanager
+def _file(path: Path) -> Iterator[Snapshot]:
+    """The tensors that an AgentMemory would have, from the embeddings and atoms in its file."""
     with path.open("rb") as file:
         if file.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
             raise CommandError(
                 f"SNAPSHOT: {path} is not an AgentMemory file (no SQLite database); a StreamMemory "
                 "snapshot is the folder that save_pretrained wrote"
             )
-    from rsm_torch.text.settings import Settings
+    from rsm_torch.cli.inspect_figures import Snapshot
     from rsm_torch.text.store import ItemStore
 
     store = ItemStore(path)
     try:
-        settings = Settings.load(store)
-        if settings is None:
-            raise CommandError(f"SNAPSHOT: {path} was never opened by an AgentMemory")
-        counts = store.counts()
-        streams = [
-            {"stream": name, "members": counts[slot].items, "atoms": counts[slot].atoms}
-            for name, slot in store.streams().items()
-            if slot in counts
-        ]
-        size = store.nbytes()
+        settings, tensors = _rebuilt(store, path)
+        items = sum(count.items for count in store.counts().values())
+        vectors = 4 * settings.config.dim * items
+        yield Snapshot(
+            path,
+            "AgentMemory",
+            settings.config,
+            tensors,
+            names=_stream_names(store, tensors),
+            slots=len(store.streams()),
+            embedder=settings.embedder,
+            file={"embeddings": vectors, "texts and indexes": store.nbytes() - vectors},
+            items=items,
+            tau_pending=settings.pending,
+            texts=lambda chunks: {k: item.text for k, item in store.by_chunk(chunks).items()},
+        )
+    except sqlite3.DatabaseError as error:
+        raise CommandError(f"SNAPSHOT: {path} is damaged ({error})") from error
     finally:
         store.close()
-    vectors = 4 * settings.config.dim * sum(count.items for count in counts.values())
-    nbytes = {"embeddings": vectors, "texts and indexes": size - vectors, "total": size}
-    about = {"embedder": settings.embedder, "tau_pending": settings.pending}
-    return _report(path, "AgentMemory", settings.config.to_dict(), streams, nbytes, about)
+
+
+def _rebuilt(store: ItemStore, path: Path) -> tuple[Settings, dict[str, Tensor]]:
+    from rsm_torch.text.settings import Settings
+    from rsm_torch.text.synced import SyncedMemory
+
+    # No checksum guards a SQLite file: what is wrong shows as the error of whoever meets it.
+    try:
+        settings = Settings.load(store)
+    except (TypeError, KeyError, ValueError) as error:
+        raise CommandError(f"SNAPSHOT: {path}: its settings are damaged ({error})") from error
+    if settings is None:
+        raise CommandError(f"SNAPSHOT: {path} was never opened by an AgentMemory")
+    try:
+        # No embedder is asked for: every embedding is in the file, and the name of its atom.
+        return settings, SyncedMemory(store, settings, "cpu").index.tensors.bank.flat()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CommandError(f"SNAPSHOT: {path}: its embeddings are damaged ({error})") from error
+
+
+def _stream_names(store: ItemStore, tensors: dict[str, Tensor]) -> dict[int, str]:
+    """The stream of each row of the tensors that holds anything, by a chunk of it: one that is
+    kept, or the one that opened its first atom, whose id is the atom's name."""
+    chunks, n = ("ids", "n_members") if len(tensors["ids"]) else ("atom_labels", "n_atoms")
+    first = tensors[n].cumsum(0) - tensors[n]
+    used = (tensors["n_atoms"] > 0).nonzero().flatten().tolist()
+    known = {row: int(tensors[chunks][first[row]]) for row in used}
+    items = store.by_chunk(list(known.values()))
+    return {
+        row: items[chunk].stream if chunk in items else f"row {row}" for row, chunk in known.items()
+    }
