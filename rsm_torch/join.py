@@ -79,14 +79,17 @@ def turn_bases(bank: Bank, slots: Tensor, x: Tensor, atoms: Tensor) -> None:
     scale = None if bank.basis_scale is None else bank.basis_scale.flatten(0, 1)
 
     def fold(at: Tensor, *rows: Tensor) -> None:
-        parts = {"codes": codes[at]} | ({} if scale is None else {"scale": scale[at]})
+        parts = {"codes": take(codes, at)} | ({} if scale is None else {"scale": take(scale, at)})
         update = basis.update if len(rows) == 1 else basis.update_unsynced
-        u, s = update(bank.basis_codec.decode(parts), singular[at], *rows)
-        u, s = basis.trim(basis.orient(u, sums[at]), s, bank.config.energy * counts[at])
+        u, s = update(bank.basis_codec.decode(parts), take(singular, at), *rows)
+        basis.orient(u, take(sums, at))
+        if bank.config.energy < 1:
+            u, s = basis.trim(u, s, bank.config.energy * take(counts, at))
         parts = bank.basis_codec.encode(u)
-        codes[at], singular[at] = parts["codes"], s
+        put(codes, at, parts["codes"])
+        put(singular, at, s)
         if scale is not None:
-            scale[at] = parts["scale"]
+            put(scale, at, parts["scale"])
 
     if on_cpu(x):
         for at, rows in basis.groups(slots, x, atoms, room):
@@ -98,6 +101,16 @@ def turn_bases(bank: Bank, slots: Tensor, x: Tensor, atoms: Tensor) -> None:
     for t in range(0, x.shape[1], basis.ROUND):
         now = at[:, t : t + basis.ROUND]
         fold(now, x[:, t : t + basis.ROUND], now[:, :, None] == now[:, None])
+
+
+def take(rows: Tensor, at: Tensor) -> Tensor:
+    """Rows [R, …] at indices of any shape; several times quicker on a CPU than rows[at]."""
+    return rows.index_select(0, at.flatten()).view(*at.shape, *rows.shape[1:])
+
+
+def put(rows: Tensor, at: Tensor, new: Tensor) -> None:
+    """The opposite of `take`."""
+    rows.index_copy_(0, at.flatten(), new.reshape(-1, *rows.shape[1:]))
 
 
 def turn_coefficients(bank: Bank, slots: Tensor, before: Tensor) -> None:

@@ -222,7 +222,7 @@ def test_parity_meets_atoms_that_merge_and_open():
         ("write", ("--dim", -1), "--dim: expected at least 1, got -1"),
         ("write", ("--repeats", 0), "--repeats: expected at least 1, got 0"),
         ("write", ("--tau", 1.5), "--tau: expected a cosine in (0, 1), got 1.5"),
-        ("write", ("--storage", "int3"), "expected one of float32, float16, bfloat16, got 'int3'"),
+        ("write", ("--storage", "int3"), "expected one of float32, float16, bfloat16, int8, pq, got 'int3'"),
         ("write", ("--peers", "faiss,redis"), "--peers: expected some of faiss, birch, "),
         ("write", ("--backends", "fast"), "--backends: expected some of reference, chunkwise, "),
         ("write", ("--out", "no/such/folder/x.json"), "--out: no folder "),

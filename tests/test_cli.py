@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -168,73 +167,6 @@ def test_calibrate_and_tau_refuse(tmp_path):
     )
     foreign.write_text('{"tau": 0.5, "quan')
     assert "not a calibration file" in refused(ask("notes.txt", "harbour", "--tau", foreign))
-
-
-# -- inspect ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tensors(tmp_path) -> Path:
-    from rsm_torch.config import RSMConfig
-    from rsm_torch.memory import StreamMemory
-
-    memory = StreamMemory(RSMConfig(dim=3, tau=0.9), streams=3)
-    memory.write(torch.eye(3).repeat(2, 2, 1), streams=[0, 2])
-    memory.save_pretrained(tmp_path / "tensors")
-    return tmp_path / "tensors"
-
-
-@pytest.fixture
-def texts(tmp_path) -> Path:
-    from rsm_torch.config import RSMConfig
-    from rsm_torch.text.memory import AgentMemory
-
-    path = tmp_path / "agents.sqlite"
-    memory = AgentMemory(embedder=Words(), config=RSMConfig(dim=64, tau=0.9), path=path)
-    memory.add_many({"agent-7": ["red apple", "red apple", "blue sky"], "agent-8": ["rain"]})
-    memory.close()
-    return path
-
-
-def test_inspect_a_folder_of_tensors(tensors):
-    found = json.loads(rsm("inspect", tensors, "--json").stdout)
-    assert found["kind"] == "StreamMemory"
-    assert found["totals"]["members"] == 12
-    assert found["totals"]["atoms"] == 6
-    assert found["streams"][1] == {"stream": 1, "members": 0, "atoms": 0}
-    assert found["config"]["tau"] == 0.9
-    kinds = {name: size for name, size in found["bytes"].items() if name != "total"}
-    assert found["totals"]["bytes"] == found["bytes"]["total"] == sum(kinds.values())
-    shown = rsm("inspect", tensors).stdout
-    assert "3 streams, 12 members in 6 atoms" in shown
-
-
-def test_inspect_a_text_memory_leaves_it_as_it_was(texts):
-    found = json.loads(rsm("inspect", texts, "--json").stdout)
-    assert found["kind"] == "AgentMemory"
-    assert found["embedder"] == "test/words"
-    assert found["config"]["tau"] == 0.9
-    assert found["streams"] == [
-        {"stream": "agent-7", "members": 3, "atoms": 2},
-        {"stream": "agent-8", "members": 1, "atoms": 1},
-    ]
-    assert found["bytes"]["total"] > 0
-    again = json.loads(rsm("inspect", texts, "--json").stdout)
-    assert again == found
-    assert "agent-8" in rsm("inspect", texts).stdout
-
-
-def test_inspect_refuses_what_is_no_memory(tmp_path, tensors, texts):
-    assert "no such file or folder" in refused(rsm("inspect", tmp_path / "none"))
-    assert "config.json: no memory saved here" in refused(rsm("inspect", tmp_path))
-    assert "is not an AgentMemory file" in refused(rsm("inspect", DATA / "notes.txt"))
-    weights = next(tensors.glob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:-5])
-    assert "truncated" in refused(rsm("inspect", tensors))
-    (tensors / "config.json").write_text("{")
-    assert "truncated or damaged" in refused(rsm("inspect", tensors))
-    texts.write_bytes(texts.read_bytes()[:1500])
-    assert re.search(r"agents\.sqlite is damaged, or .*truncated", refused(rsm("inspect", texts)))
 
 
 # -- the program as installed -----------------------------------------------------------------

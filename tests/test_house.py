@@ -40,6 +40,7 @@ RANKS = {
     "rsm_torch.tokens": 1,
     "rsm_torch.checks": 1,
     "rsm_torch.config": 1,
+    "rsm_torch.modes": 1,
     "rsm_kernels": 0,
 }
 PUBLIC = {

@@ -115,7 +115,9 @@ def _bytes_table(found: dict[str, Any]) -> Table:
                 held.setdefault(dtypes[name], []).append(name)
         tensors = "; ".join(f"{', '.join(names)} {dtype}" for dtype, names in held.items())
         rows.append((kind, human(size), percent(size / total), tensors))
-    return _table("Bytes of live rows", ("kind", "bytes", "share", "tensors"), rows, last=True)
+    opened = ", made from the file when it is opened" if found["kind"] == "AgentMemory" else ""
+    title = f"Bytes of live rows in the tensors{opened}"
+    return _table(title, ("kind", "bytes", "share", "tensors"), rows, last=True)
 
 
 def _atoms_table(found: dict[str, Any]) -> Table:
@@ -203,7 +205,7 @@ def _table(
 def human(size: int) -> str:
     """Bytes in decimal units: 812 kB, 25.6 MB."""
     for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= one:
+        if size >= 0.9995 * one:  # 999.6 kB is 1 MB, to three digits
             return f"{size / one:.3g} {unit}" if size < 999.5 * one else f"{size / one:,.0f} {unit}"
     return f"{size} B"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gate_cases import Tally, check_backend, chunks
 from torch.nn.functional import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsm_kernels.merge_gate import chunkwise, merge_gate
 
@@ -147,3 +148,37 @@ def test_blocks_do_not_matter(monkeypatch):
 def test_an_unknown_backend_is_refused():
     with pytest.raises(ValueError, match=r"backend: .*chunkwise.*'cuda'"):
         merge_gate(*[torch.zeros(0)] * 8, tau=0.5, backend="cuda")
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements that any tensor made inside had."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        inputs = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.untyped_storage().data_ptr() not in inputs
+            ):
+                self.most = max(self.most, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("scope", ["all", "nearest"])
+def test_no_table_of_all_members_is_made(dtype, scope):
+    B, T, N, D = 3, 64, 30_000, 8
+    g = torch.Generator().manual_seed(0)
+    members = chunks("random", B, N, D, g).to(dtype)
+    owner = torch.arange(N).remainder(5).to(torch.int32).expand(B, N)
+    sums = torch.zeros(B, 5, D).index_add_(1, owner[0].long(), members.float())
+    live = torch.full((B,), 5), torch.full((B,), N)
+    with Largest() as seen:
+        merge_gate(
+            chunks("random", B, T, D, g), torch.ones(B, T, dtype=torch.bool), torch.arange(B),
+            sums, live[0], members, owner, live[1], tau=0.99, scope=scope, backend="chunkwise",
+        )  # fmt: skip
+    assert seen.most <= chunkwise.TILE < B * T * N / 5
