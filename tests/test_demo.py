@@ -60,6 +60,8 @@ def test_a_small_demo_agrees_with_itself_and_draws(tmp_path):
     assert report["settings"]["embedder"] == "test/words"
     assert -1 <= report["settings"]["tau"] <= 1
     assert report["versions"]["torch"]
+    assert report["machine"]["cores"] >= 1
+    assert len(report["texts_sha256"]) == 64
     saved = json.loads((out / "results.json").read_text())
     assert {**saved, "files": report["files"]} == report
     valid_picture(out / "memory.png")

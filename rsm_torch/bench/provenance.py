@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 PACKAGES = (
-    "rsm-torch", "torch", "numpy", "faiss-cpu", "scikit-learn", "river", "bm25s",
+    "rsm-torch", "torch", "transformers", "sentence-transformers", "triton", "numpy", "faiss-cpu",
+    "scikit-learn", "river", "bm25s",
 )  # fmt: skip
 CPUINFO = Path("/proc/cpuinfo")
 

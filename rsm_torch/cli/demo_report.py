@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
+import hashlib
 from typing import TYPE_CHECKING, Any
 
+from rsm_torch.bench.provenance import provenance
 from rsm_torch.cli.demo_run import DemoResult, StreamResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-VERSIONS_OF = ("rsm-torch", "torch", "transformers", "sentence-transformers", "numpy")
-
 
 def as_json(result: DemoResult, settings: dict[str, Any]) -> dict[str, Any]:
-    """Everything the table shows, the settings, and the versions it was made with."""
+    """Everything the table shows, and what it depends on."""
+    texts = [chunk.text for stream in result.streams for chunk in stream.stream.chunks]
     return {
         "settings": {**settings, "tau": result.tau},
-        "versions": {"python": platform.python_version(), **_versions()},
+        **provenance(),
+        "texts_sha256": hashlib.sha256(
+            "\0".join(texts).encode("utf-8", "surrogatepass")
+        ).hexdigest(),
         "streams": [_stream_json(stream) for stream in result.streams],
         "totals": totals(result),
     }
@@ -125,13 +127,3 @@ def _stream_json(result: StreamResult) -> dict[str, Any]:
         "share_sent": result.context.tokens / result.tokens,
         "answer_in_context": result.answered,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in VERSIONS_OF:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a source tree on the path, or an extra left out
-            continue
-    return found
