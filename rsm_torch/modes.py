@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,11 +21,13 @@ def plainly(method: F) -> F:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast(self.device.type, enabled=False),
-        ):
+        with contextlib.ExitStack() as modes:
+            if torch.is_inference_mode_enabled():
+                modes.enter_context(torch.inference_mode(False))
+            if torch.is_grad_enabled():
+                modes.enter_context(torch.no_grad())
+            if torch.is_autocast_enabled(self.device.type):
+                modes.enter_context(torch.autocast(self.device.type, enabled=False))
             return method(self, *args, **kwargs)
 
     return call  # type: ignore[return-value]

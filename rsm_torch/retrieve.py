@@ -52,7 +52,7 @@ def find(
     b, rows = bank, bank.plain_rows()
     owner, held, ids = b.member_atom, b.n_members, b.ids
 
-    def bases(at: Tensor, atoms: slice) -> Tensor:
+    def bases(at: slice | Tensor, atoms: slice) -> Tensor:
         return b.basis_rows((at, atoms))
 
     decode = Decode(b.rows, bases) if rows is None else None
