@@ -75,7 +75,7 @@ class Bank(nn.Module):
         ):
             if name not in self._buffers:
                 self.register_buffer(name, None)
-        self.version = 0  # counts every change, so that a plan made before one can be told
+        self.version = object()  # another one after every change, to tell stale plans by
         # Upper bounds of n_members and n_atoms, known without asking the device.
         self._most_members = self._most_atoms = 0
 
@@ -164,6 +164,10 @@ class Bank(nn.Module):
             setattr(self, name, tensor)
         return tensor
 
+    def changed(self) -> None:
+        """Plans made before this are stale."""
+        self.version = object()
+
     def _padded(self, name: str, shape: tuple[int, ...]) -> Tensor:
         old = getattr(self, name)
         new = old.new_full((*shape, *old.shape[len(shape) :]), EMPTY.get(name, 0))
@@ -212,7 +216,7 @@ class Bank(nn.Module):
 
     def clear(self, slots: Tensor) -> None:
         """Empty these slots, nothing of them left in memory."""
-        self.version += 1
+        self.changed()
         for name in (*self.present(PER_MEMBER), *self.present(PER_ATOM)):
             getattr(self, name)[slots] = EMPTY[name]
         self.n_members[slots] = 0
@@ -245,7 +249,9 @@ class Bank(nn.Module):
         here = {k: tensors[k].to(self.device) for k in ("n_members", "n_atoms", "events")}
         self.measure()
         most = [int(here[k].max()) if len(slots) else 0 for k in ("n_members", "n_atoms")]
-        self.make_room(*most)
+        # The slots are empty: room for the fullest of both is enough.
+        have = (self._most_members, self._most_atoms)
+        self.make_room(*(max(0, need - held) for need, held in zip(most, have, strict=True)))
         for names, n in ((PER_MEMBER, here["n_members"]), (PER_ATOM, here["n_atoms"])):
             start = n.cumsum(0) - n
             place = torch.arange(int(n.sum()), device=self.device) - start.repeat_interleave(n)
@@ -310,19 +316,24 @@ class Bank(nn.Module):
             for name, want in like.named_buffers()
             if name in new and not fits(name, new[name], want)
         ]
-        missing_keys += [prefix + k for k, _ in like.named_buffers() if k not in new]
-        unexpected_keys += [prefix + k for k in new.keys() - dict(like.named_buffers()).keys()]
+        missing = [prefix + k for k, _ in like.named_buffers() if k not in new]
+        unexpected = [prefix + k for k in new.keys() - dict(like.named_buffers()).keys()]
+        if not problems and not missing:
+            problems = room_problems(new)
+        missing_keys += missing
+        unexpected_keys += unexpected
         error_msgs += problems
-        if problems or missing_keys or unexpected_keys:
+        if problems or missing or unexpected:
             return
         with torch.inference_mode(False), torch.no_grad():
             copies = {k: v.detach().to(self.device, copy=True) for k, v in new.items()}
             for name in OPTIONAL.keys() - new.keys():
                 setattr(self, name, None)
+            self.codebook, self.codec = None, self.basis_codec
             if "codebook" in copies:
                 self.use_codebook(copies["codebook"])
             self._swap(copies)
-            self.version += 1
+            self.changed()
             self.measure()
 
 
@@ -334,15 +345,33 @@ def fits(name: str, tensor: Tensor, want: Tensor) -> bool:
     return tensor.shape[:1] == want.shape[:1] and tensor.shape[2:] == want.shape[2:]
 
 
-def nbytes(config: RSMConfig, streams: int, members: int, atoms: int) -> int:
-    """Bytes of a bank with room for so many members and atoms in each stream, without a codebook,
-    times, labels and uses (8, 8 and 4 more a member once they are given)."""
+def room_problems(tensors: dict[str, Tensor]) -> list[str]:
+    """Counts in a state that its own tensors have no room for."""
+    room = {"n_members": tensors["ids"].shape[1], "n_atoms": tensors["sums"].shape[1]}
+    return [
+        f"{name} of up to {int(tensors[name].max())} for room of {most}"
+        for name, most in room.items()
+        if tensors[name].numel() and not 0 <= int(tensors[name].max()) <= most
+    ]
+
+
+def nbytes(
+    config: RSMConfig, streams: int, members: int, atoms: int, codec: storage.Codec | None = None
+) -> int:
+    """Bytes of a bank with room for so many members and atoms in each stream, without times,
+    labels and uses (8, 8 and 4 more a member once they are given).
+
+    Args:
+        codec: a trained product quantiser, its codebook then counted too; None: the storage's own
+            (int8 for a "pq" not trained yet).
+    """
     D, K = config.dim, config.rank
-    codec = storage.codec("int8" if config.storage == "pq" else config.storage, D)
-    kept = {"full": codec.nbytes(1, D), "coefficients": 4 * K, "none": 0}[config.members]
-    per_member = kept + 4 + 8
-    per_atom = 4 * D + 4 + codec.nbytes(K, D) + 4 * K + 8
-    return streams * (members * per_member + atoms * per_atom + 2 * 8 + len(EVENTS) * 8) + 8
+    own = storage.codec("int8" if config.storage == "pq" else config.storage, D)
+    row = (codec or own).nbytes(1, D)
+    per_member = {"full": row, "coefficients": 4 * K, "none": 0}[config.members] + 4 + 8
+    per_atom = 4 * D + 4 + own.nbytes(K, D) + 4 * K + 8
+    shared = 8 + (codec.shared_nbytes() if codec else 0)
+    return streams * (members * per_member + atoms * per_atom + 2 * 8 + len(EVENTS) * 8) + shared
 
 
 def double(room: int, need: int) -> int:

@@ -132,6 +132,24 @@ def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return orient(u, rows.sum(0, keepdim=True))[0], s[0]
 
 
+def coefficients(u: Tensor, rows: Tensor) -> Tensor:
+    """What rows [..., D] are in bases u [..., K, D]: a [..., K] of the nearest Σ_k a_k u_k.
+
+    Stored directions are orthonormal up to their rounding only. Two steps towards the inverse of
+    their Gram matrix keep that from adding up when rows are expressed anew again and again.
+    """
+    return correct(u, torch.einsum("...kd,...d->...k", u, rows))
+
+
+def correct(u: Tensor, a: Tensor) -> Tensor:
+    """Inner products a [..., K] of rows with u [..., K, D], made coefficients; see above."""
+    gram = u @ u.mT
+    two = 2 * torch.eye(u.shape[-2], dtype=u.dtype, device=u.device)
+    inverse = two - gram
+    inverse = inverse @ (two - gram @ inverse)
+    return (inverse @ a[..., None])[..., 0]
+
+
 def trim(u: Tensor, s: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
     """Zero the directions of bases u [..., K, D], values s [..., K], beyond the first k that hold
     `energy` [...]: Σ_{j<=k} s_j² >= energy."""

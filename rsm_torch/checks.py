@@ -43,6 +43,10 @@ def as_rows(
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}; convert with .float()")
+    if x.layout != torch.strided or x.device.type == "meta":
+        raise TypeError(
+            f"{name}: expected a dense tensor with values, got {x.layout} on {x.device}"
+        )
     if x.dim() not in dims:
         wanted = " or ".join(map(str, dims))
         raise ValueError(f"{name}: expected {wanted} dimensions, got shape {tuple(x.shape)}")
@@ -51,7 +55,9 @@ def as_rows(
     return x.to(device).contiguous()
 
 
-def as_slots(streams: Sequence[int] | Tensor | None, rows: int | None, have: int) -> Tensor:
+def as_slots(
+    streams: Sequence[int] | Tensor | None, rows: int | None, have: int, name: str = "streams"
+) -> Tensor:
     """Distinct slots [B] as int64 on the CPU; None is 0 … rows-1 (all of them if rows is None)."""
     if streams is None:
         rows = have if rows is None else rows
@@ -60,17 +66,17 @@ def as_slots(streams: Sequence[int] | Tensor | None, rows: int | None, have: int
                 f"x: {rows} rows for a memory of {have} streams; name them by streams="
             )
         return torch.arange(rows)
-    slots = as_integers(streams, "streams", 1)
+    slots = as_integers(streams, name, 1)
     if rows is not None and len(slots) != rows:
-        raise ValueError(f"streams: expected one slot for each of {rows} rows, got {len(slots)}")
+        raise ValueError(f"{name}: expected one slot for each of {rows} rows, got {len(slots)}")
     wrong = slots[(slots < 0) | (slots >= have)].tolist()
     if wrong:
         raise ValueError(
-            f"streams: {named(wrong)} out of range for {have} streams (0 to {have - 1})"
+            f"{name}: {named(wrong)} out of range for {have} streams (0 to {have - 1})"
         )
     values, times = slots.unique(return_counts=True)
     if len(values) < len(slots):
-        raise ValueError(f"streams: {named(values[times > 1].tolist())} named more than once")
+        raise ValueError(f"{name}: {named(values[times > 1].tolist())} named more than once")
     return slots
 
 
@@ -165,12 +171,19 @@ def as_payload(
     check: bool = True,
 ) -> Tensor:
     """A [B, T] payload on the device of `valid`, `empty` where not valid."""
-    value = torch.as_tensor(value)
+    try:
+        value = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected numbers, got {value!r:.80}") from error
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name}: expected numbers, got {value.dtype}")
     if value.shape != valid.shape:
         raise ValueError(f"{name}: expected shape {tuple(valid.shape)}, got {tuple(value.shape)}")
     if dtype == torch.int64 and (value.is_floating_point() or value.dtype == torch.bool):
         raise TypeError(f"{name}: expected integers, got {value.dtype}")
     value = value.to(valid.device, dtype)
+    if check and dtype == torch.float64 and bool(value[valid].isinf().any()):
+        raise ValueError(f"{name}: expected finite numbers or NaN for unknown, got an infinite one")
     if check and dtype == torch.int64 and bool((value[valid] < 0).any()):
         raise ValueError(f"{name}: expected integers >= 0, got {int(value[valid].min())}")
     return torch.where(valid, value, empty)

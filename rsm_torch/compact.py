@@ -98,7 +98,7 @@ def keep_only(bank: Bank, slot: int, keep: Tensor) -> None:
     Sums and bases of the atoms that lost members are computed anew from the rows that are left;
     from coefficients, the rows' approximations are subtracted. The others do not change.
     """
-    bank.version += 1
+    bank.changed()
     n, m = len(keep), int(bank.n_atoms[slot])
     owner = bank.member_atom[slot, :n].to(torch.int64)
     lost = torch.bincount(owner[~keep], minlength=m) > 0
@@ -122,15 +122,16 @@ def keep_only(bank: Bank, slot: int, keep: Tensor) -> None:
 
 
 def set_basis(
-    bank: Bank, slot: int, atom: int, members: Tensor, rows: Tensor, u: Tensor, s: Tensor
+    bank: Bank, slot: int, atom: int, members: Tensor, rows: Tensor | None, u: Tensor, s: Tensor
 ) -> None:
-    """Give an atom a basis u [K, D] of values s [K], and its members [n], which stand for `rows`
-    [n, D], their coefficients in it."""
+    """Give an atom a basis u [K, D] of values s [K], and its members [n], where coefficients are
+    kept, those of `rows` [n, D] in it."""
     u, s = basis.trim(u, s, bank.config.energy * bank.counts[slot, atom])
     bank.put("basis", (slot, atom), bank.basis_codec.encode(basis.orient(u, bank.sums[slot, atom])))
     bank.singular[slot, atom] = s
-    if bank.coefficients is not None:
-        bank.coefficients[slot, members] = rows @ bank.basis_rows((slot, atom)).mT
+    if bank.coefficients is not None and rows is not None:
+        stored = bank.basis_rows((slot, atom))
+        bank.coefficients[slot, members] = basis.coefficients(stored, rows)
 
 
 def close_up(bank: Bank, names: dict[str, float], slot: int, keep: Tensor) -> None:
@@ -148,15 +149,27 @@ def close_up(bank: Bank, names: dict[str, float], slot: int, keep: Tensor) -> No
 def merge_closest(bank: Bank, slot: int, most: int, done: Compacted) -> None:
     """Merge the closest two atoms until `most` are left; the younger goes into the older."""
     near = closeness(bank, slot)
-    while len(near) > most:
+    live = torch.ones(len(near), dtype=torch.bool, device=near.device)
+    for _ in range(len(near) - most):
         keep, gone = sorted(divmod(int(near.argmax()), len(near)))
         names = bank.atom_labels[slot]
         done.merged.append((slot, int(names[gone]), int(names[keep])))
         bank.events[slot, EVENTS.index("merged")] += 1
         merge_atoms(bank, slot, keep, gone)
-        left = torch.arange(len(near), device=near.device) != gone
-        near = near[left][:, left]
-        near[keep] = near[:, keep] = closeness(bank, slot, keep)[0]
+        live[gone] = False
+        row = closeness(bank, slot, keep)[0].masked_fill(~live, float("-inf"))
+        near[gone] = near[:, gone] = float("-inf")
+        near[keep] = near[:, keep] = row
+    close_atoms(bank, slot, live)
+
+
+def close_atoms(bank: Bank, slot: int, live: Tensor) -> None:
+    """Remove the atoms of a slot that are not `live` [M]; no member may be left in them."""
+    n = int(bank.n_members[slot])
+    owner = bank.member_atom[slot, :n].to(torch.int64)
+    bank.member_atom[slot, :n] = (live.cumsum(0) - 1)[owner].to(torch.int32)
+    close_up(bank, PER_ATOM, slot, live)
+    bank.n_atoms[slot] = int(live.sum())
 
 
 def closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
@@ -176,22 +189,20 @@ def closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
 
 
 def merge_atoms(bank: Bank, slot: int, keep: int, gone: int) -> None:
-    """Atom `gone` of a slot joins atom `keep`: counts and sums added, bases by `merge_bases`."""
-    bank.version += 1
-    n = int(bank.n_members[slot])
-    owner = bank.member_atom[slot, :n]
+    """Atom `gone` of a slot joins atom `keep`: counts and sums added, bases by `merge_bases`. What
+    is left of `gone` is for `close_atoms`."""
+    bank.changed()
+    owner = bank.member_atom[slot, : int(bank.n_members[slot])]
     both = ((owner == keep) | (owner == gone)).nonzero().flatten()
-    rows = bank.rows(slice(slot, slot + 1), both)[0] if bank.coefficients is not None else bank.sums
+    rows = None
+    if bank.coefficients is not None:
+        rows = bank.rows(slice(slot, slot + 1), both)[0]
     pair = bank.basis_rows((slot, torch.tensor([keep, gone], device=bank.device)))
     values = bank.singular[slot, [keep, gone]]
     bank.sums[slot, keep] += bank.sums[slot, gone]
     bank.counts[slot, keep] += bank.counts[slot, gone]
     owner[owner == gone] = keep
     set_basis(bank, slot, keep, both, rows, *merge_bases(pair[0], values[0], pair[1], values[1]))
-    owner[owner > gone] -= 1
-    m = int(bank.n_atoms[slot])
-    close_up(bank, PER_ATOM, slot, torch.arange(m, device=bank.device) != gone)
-    bank.n_atoms[slot] -= 1
 
 
 def merge_bases(u: Tensor, s: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,14 +242,14 @@ def convert(bank: Bank, members: Kept) -> None:
         )
     if members == kept:
         return
-    bank.version += 1
+    bank.changed()
     if members == "coefficients":
         owner = bank.member_atom.clamp(min=0).to(torch.int64)
         found = bank.singular.new_zeros(*owner.shape, bank.config.rank)
         for slot, n in enumerate(bank.n_members.tolist()):
             rows = bank.rows(slice(slot, slot + 1), slice(0, n))[0]
             mine = bank.basis_rows((slot,))[owner[slot, :n]]
-            found[slot, :n] = torch.einsum("nkd,nd->nk", mine, rows)
+            found[slot, :n] = basis.coefficients(mine, rows)
         bank.coefficients = found
     else:
         bank.coefficients = None
@@ -247,5 +258,6 @@ def convert(bank: Bank, members: Kept) -> None:
                 setattr(bank, name, getattr(bank, name)[:, :0].clone())
         bank.n_members.zero_()
     bank.members = bank.members_scale = bank.codebook = None
+    bank.codec = bank.basis_codec
     bank.config = replace(bank.config, members=members)
     bank.measure()

@@ -98,6 +98,14 @@ class RSMConfig:
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
+        if self.members == "none" and (
+            self.max_members or self.ttl or (self.max_atoms and self.policy != "merge")
+        ):
+            raise ValueError(
+                "members: 'none' keeps nothing of a single member that max_members, ttl or a "
+                f"policy of {self.policy!r} could drop; only max_atoms with policy='merge' works"
+            )
+
     @property
     def capped(self) -> bool:
         """Whether streams have a limit that a write may have to enforce."""

@@ -104,8 +104,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.exists():
         raise FileNotFoundError(f"{file}: no memory saved here")
+    raw = file.read_bytes()
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = json.loads(raw)
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error}): truncated or damaged") from error
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
@@ -116,7 +117,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{file}: format version {version!r}; this library reads 1 to {FORMAT}. "
             "Load it with the version of rsm_torch that wrote it"
         )
-    if manifest.pop("sha256", None) != fingerprint(manifest):
+    whole = (json.dumps(manifest, indent=2) + "\n").encode()
+    if manifest.pop("sha256", None) != fingerprint(manifest) or raw != whole:
         raise ValueError(f"{file}: its contents do not match their SHA-256: damaged or edited")
     return manifest
 

@@ -11,6 +11,8 @@ from rsm_torch.checks import Batch, named
 from rsm_torch.storage import Int8Codec, train_pq
 from rsm_torch.storage.pq import CODEWORDS
 
+LARGEST_ID = 2**62
+
 
 def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tensor) -> None:
     """Add a batch to its slots: `atoms` [B, T] says whose each chunk is (-1 where not valid),
@@ -18,7 +20,7 @@ def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tenso
     slots, valid = batch.slots, batch.valid
     if valid.numel() == 0:
         return
-    bank.version += 1
+    bank.changed()
     new_atoms = opened.sum(1)
     # A CPU can look how many atoms opened; on a GPU that would wait, so room is made for all.
     most = max(1, int(new_atoms.max())) if on_cpu(new_atoms) else valid.shape[1]
@@ -33,12 +35,13 @@ def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tenso
     names = torch.where(opened, names, -1).flatten()  # new atoms are still named -1
     bank.atom_labels.view(-1).scatter_reduce_(0, at, names, "amax")
     bank.n_atoms[slots] += new_atoms
-    bank.next_id.copy_(torch.maximum(bank.next_id, batch.ids.max() + 1))
+    following = torch.maximum(batch.ids.max(), names.max()) + 1
+    bank.next_id.copy_(torch.maximum(bank.next_id, following))
 
     before = bank.basis_rows((slots,)) if bank.coefficients is not None else None
     turn_bases(bank, slots, batch.x, atoms)
     if before is not None:
-        turn_coefficients(bank, slots, before)
+        turn_coefficients(bank, slots, before, atoms)
     if kept:
         append_members(bank, batch, atoms)
     if bank.config.storage == "pq" and bank.codebook is None:
@@ -62,7 +65,7 @@ def append_members(bank: Bank, batch: Batch, atoms: Tensor) -> None:
         bank.put("members", at, batch.parts)
     elif bank.coefficients is not None:
         own = bank.basis_rows((at[0], atoms.clamp(min=0)))
-        bank.coefficients[at] = torch.einsum("btkd,btd->btk", own, batch.x)
+        bank.coefficients[at] = basis.coefficients(own, batch.x)
     bank.member_atom[at], bank.ids[at] = atoms.to(torch.int32), batch.ids
     for name, value in (("times", batch.times), ("labels", batch.labels)):
         if value is not None:
@@ -113,14 +116,19 @@ def put(rows: Tensor, at: Tensor, new: Tensor) -> None:
     rows.index_copy_(0, at.flatten(), new.reshape(-1, *rows.shape[1:]))
 
 
-def turn_coefficients(bank: Bank, slots: Tensor, before: Tensor) -> None:
-    """Express the coefficients of these slots, given in the bases `before` [B, M, K, D], in the
-    bases as they are now."""
+def turn_coefficients(bank: Bank, slots: Tensor, before: Tensor, atoms: Tensor) -> None:
+    """Express members of the atoms [B, T] just written to, given in the bases `before` [B, M, K,
+    D], in the bases as they are now. Those of other atoms do not change."""
     assert bank.coefficients is not None
-    turn = torch.einsum("bmkd,bmld->bmkl", bank.basis_rows((slots,)), before)
+    now = bank.basis_rows((slots,))
+    turn = basis.correct(now[..., None, :, :], torch.einsum("bmkd,bmld->bmlk", now, before)).mT
+    touched = torch.zeros(before.shape[:2], dtype=torch.int32, device=before.device)
+    touched.scatter_reduce_(1, atoms.clamp(min=0), (atoms >= 0).to(torch.int32), "amax")
     owner = bank.member_atom[slots].clamp(min=0).to(torch.int64)
     mine = turn.gather(1, owner[..., None, None].expand(-1, -1, *turn.shape[2:]))
-    bank.coefficients[slots] = torch.einsum("bnkl,bnl->bnk", mine, bank.coefficients[slots])
+    old = bank.coefficients[slots]
+    new = torch.einsum("bnkl,bnl->bnk", mine, old)
+    bank.coefficients[slots] = torch.where(touched.gather(1, owner)[..., None] > 0, new, old)
 
 
 def train_when_enough(bank: Bank) -> None:
@@ -137,13 +145,12 @@ def train(bank: Bank) -> None:
     codec = train_pq(torch.cat(rows))
     if isinstance(codec, Int8Codec):
         return  # too few rows, and the warning has been given
-    bank.version += 1
-    scale = bank.members_scale
+    parts = [codec.encode(r) for r in rows]
+    bank.changed()
     bank.use_codebook(codec.codebook)
-    for b, (n, held_rows) in enumerate(zip(held, rows, strict=True)):
-        bank.put("members", (b, slice(0, n)), codec.encode(held_rows))
-        rebuild(bank, b)
-    assert scale is bank.members_scale
+    for slot, (n, of_slot) in enumerate(zip(held, parts, strict=True)):
+        bank.put("members", (slot, slice(0, n)), of_slot)
+        rebuild(bank, slot)
 
 
 def rebuild(bank: Bank, slot: int) -> None:
@@ -157,9 +164,9 @@ def rebuild(bank: Bank, slot: int) -> None:
     turn_bases(bank, torch.tensor([slot], device=rows.device), rows, owner[None])
 
 
-def take_in(bank: Bank, other: Bank, slots: Tensor) -> dict[int, int]:
-    """Copy every stream of another bank of the same kind into the empty `slots`; new ids by old."""
-    tensors = other.flat()
+def take_in(bank: Bank, other: Bank, tensors: dict[str, Tensor], slots: Tensor) -> dict[int, int]:
+    """Put every stream of another bank of the same kind, given by its `flat()`, into the empty
+    `slots`; new ids by old."""
     mine, theirs = bank.codebook, other.codebook
     same = (mine is None and theirs is None) or (
         mine is not None and theirs is not None and torch.equal(mine.cpu(), theirs.cpu())
@@ -168,12 +175,14 @@ def take_in(bank: Bank, other: Bank, slots: Tensor) -> dict[int, int]:
         parts = {"codes": tensors["members"], "scale": tensors["members_scale"]}
         rows = other.codec.decode({k: v.to(other.device) for k, v in parts.items()})
         parts = bank.codec.encode(rows.to(bank.device))
-        tensors |= {"members": parts["codes"], "members_scale": parts["scale"]}
-    bank.version += 1
+        tensors = tensors | {"members": parts["codes"], "members_scale": parts["scale"]}
+    bank.changed()
     old = tensors["ids"]
     new = int(bank.next_id) + torch.arange(len(old))
     bank.load_flat(tensors | {"ids": new}, slots)
-    bank.next_id += len(old)
+    names = tensors["atom_labels"]
+    following = int(names.max()) + 1 if len(names) else 0
+    bank.next_id.copy_(torch.tensor(max(int(bank.next_id) + len(old), following)))
     if not same:
         for slot in slots.tolist():
             rebuild(bank, slot)
@@ -181,14 +190,15 @@ def take_in(bank: Bank, other: Bank, slots: Tensor) -> dict[int, int]:
 
 
 def check_new(bank: Bank, ids: Tensor) -> None:
-    """Raises ValueError if `ids` [n] repeat one another or an id that is stored, or are so large
-    that none could follow them."""
-    if len(ids) and int(ids.max()) >= 2**62:
+    """Raises ValueError if `ids` [n] repeat one another, an id that is stored or the name of an
+    atom, or are so large that none could follow them."""
+    if len(ids) and int(ids.max()) >= LARGEST_ID:
         raise ValueError(f"ids: expected integers below 2**62, got {int(ids.max())}")
     values, times = ids.unique(return_counts=True)
     twice = values[times > 1]
     if len(values) and int(values[0]) < int(bank.next_id):
-        twice = torch.cat([twice, values[torch.isin(values, bank.ids)]])
+        taken = torch.isin(values, bank.ids) | torch.isin(values, bank.atom_labels)
+        twice = torch.cat([twice, values[taken]])
     if len(twice):
         raise ValueError(f"ids: {named(twice.tolist())} given twice or stored already")
 

@@ -133,7 +133,7 @@ class StreamMemory(Upkeep):
         atoms, opened = merge_gate(
             batch.x, batch.valid, batch.slots, b.sums, b.n_atoms,
             b.sums if rows is None else rows, b.member_atom, b.n_members,
-            tau=min(c.tau, 1 - b.rounding), routing=c.routing, scope=c.scope, gate=c.gate,
+            tau=threshold(c.tau, b.rounding), routing=c.routing, scope=c.scope, gate=c.gate,
             scores=b.scores if rows is None else None, backend=self.backend,
         )  # fmt: skip
         return Plan(atoms, opened, batch.ids, batch, join.known_names(b, batch, atoms), b.version)
@@ -141,7 +141,9 @@ class StreamMemory(Upkeep):
     @plainly
     def commit(self, plan: Plan) -> Written:
         """Carry out a plan. ValueError if this memory has changed since it was made."""
-        if plan.version != self.bank.version:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan: expected what plan() returned, got {type(plan).__name__}")
+        if plan.version is not self.bank.version:
             raise ValueError("plan: the memory has changed since it was made; plan again")
         join.append(self.bank, plan.batch, plan.atoms, plan.opened, plan.ids)
         return self._within_limits(plan.batch, Written(plan.atoms, plan.opened, plan.ids))
@@ -165,6 +167,8 @@ class StreamMemory(Upkeep):
         """
         batch = self._batch(x, streams, lengths, times, labels, ids)
         names = as_payload(atoms, "atoms", batch.valid, torch.int64, -1)
+        if names.numel() and int(names.max()) >= join.LARGEST_ID:
+            raise ValueError(f"atoms: expected names below 2**62, got {int(names.max())}")
         index = torch.full_like(names, -1)
         opened = torch.zeros_like(batch.valid)
         for row, slot in enumerate(batch.slots.tolist()):
@@ -180,16 +184,25 @@ class StreamMemory(Upkeep):
         """Compact the streams just written if the config has limits, and say what went."""
         if not self.config.capped:
             return written
-        done = compact.compact(self.bank, batch.slots.tolist(), self.config)
+        slots = batch.slots.tolist()
+        names = [
+            self.bank.atom_labels[slot][written.atoms[row].clamp(min=0)].tolist()
+            for row, slot in enumerate(slots)
+        ]
+        done = compact.compact(self.bank, slots, self.config)
         if not done.removed and not done.merged:
             return written
-        atoms = torch.full_like(written.atoms, -1)
-        for row, slot in enumerate(batch.slots.tolist()):
-            held = self.bank.ids[slot, : int(self.bank.n_members[slot])]
-            chunk, place = ((written.ids[row, :, None] == held) & (held >= 0)).nonzero(
-                as_tuple=True
-            )
-            atoms[row, chunk] = self.bank.member_atom[slot, place].to(torch.int64)
+        removed = set(done.removed)
+        atoms = written.atoms.clone()
+        for row, slot in enumerate(slots):
+            into = {gone: kept for s, gone, kept in done.merged if s == slot}
+            index = {name: i for i, name in enumerate(self.atom_labels(slot).tolist())}
+            for t in batch.valid[row].nonzero().flatten().tolist():
+                name = names[row][t]
+                while name in into:
+                    name = into[name]
+                gone = int(written.ids[row, t]) in removed
+                atoms[row, t] = -1 if gone else index.get(name, -1)
         return replace(written, atoms=atoms, compacted=done)
 
     def _batch(
@@ -347,3 +360,9 @@ class StreamMemory(Upkeep):
             memory = cls(saved.config, saved.streams, device, backend, saved.calibration)
             memory.bank.load_flat(saved.tensors)
         return memory
+
+
+def threshold(tau: float, rounding: float) -> float:
+    """tau as a gate can hold rounded rows to it: never nearer to 1 than they come, and at -1, where
+    everything merges, out of reach of rounding."""
+    return -2.0 if tau <= rounding - 1 else min(tau, 1 - rounding)

@@ -15,7 +15,8 @@ from rsm_torch.compact import Compacted
 class Written:
     """What `write` did with each chunk: `atoms` [B, T] int64 (-1 where padded, or dropped at
     once) is the index of its atom within its stream, `opened` [B, T] whether it opened that atom,
-    `ids` [B, T] int64 (-1 where padded) its id. `compacted`: what limits made go, if any."""
+    `ids` [B, T] int64 (-1 where padded) its id. `compacted`: what limits made go, if any; an atom
+    that opened and was merged away at once counts as opened."""
 
     atoms: Tensor
     opened: Tensor
@@ -32,11 +33,13 @@ class Plan:
     ids: Tensor
     batch: Batch
     known: Tensor
-    version: int
+    version: object
 
     @property
     def names(self) -> Tensor:
         """[B, T] int64, the name each chunk's atom has or will have; -1 where padded."""
+        if self.ids.shape[1] == 0:
+            return self.ids
         opener = torch.where(self.opened, self.atoms, -2)[:, None] == self.atoms[:, :, None]
         fresh = self.ids.gather(1, opener.int().argmax(-1))
         return torch.where((self.known < 0) & (self.atoms >= 0), fresh, self.known)

@@ -74,7 +74,7 @@ class Upkeep(nn.Module):
             raise ValueError("ids: with members='none' nothing is kept of a single chunk")
         wanted = as_integers(ids, "ids", 1).unique().to(self.device)
         slots = as_slots(streams, None, self.streams).to(self.device)
-        held = self.bank.ids[slots]
+        held = self.bank.ids if streams is None else self.bank.ids[slots]
         found = torch.isin(held, wanted) & (held >= 0)
         missing = wanted[~torch.isin(wanted, held[found])]
         if len(missing):
@@ -126,7 +126,7 @@ class Upkeep(nn.Module):
 
     @plainly
     def reset(self, streams: Sequence[int] | Tensor | None = None) -> None:
-        """Empty these streams; None: all. Ids go on counting."""
+        """Empty these streams; None: all. Ids and `events` go on counting."""
         self.bank.clear(as_slots(streams, None, self.streams).to(self.device))
 
     @plainly
@@ -137,16 +137,18 @@ class Upkeep(nn.Module):
         in every stream, and `streams` slots in all. Never shrinks.
 
         Within that room `write(check=False)` and `search(check=False)` never wait for a GPU, and
-        can be captured in a CUDA graph. A graph's replays are not counted here: reserve for all
+        can be captured in a CUDA graph (not with limits, nor before a product quantiser is
+        trained). A graph's replays are not counted here: reserve for all
         of them, and call `reserve` again after them, which reads the true counts.
         """
         for name, value in (("chunks", chunks), ("atoms", atoms), ("streams", streams)):
-            if value is not None and (not isinstance(value, int) or value < 0):
+            number = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (number and value >= 0):
                 raise ValueError(f"{name}: expected an int of at least 0, got {value!r}")
-        if streams is not None:
-            self.bank.add_streams(streams)
         self.bank.measure()
         self.bank.make_room(chunks, chunks if atoms is None else atoms)
+        if streams is not None:
+            self.bank.add_streams(streams)
 
     # -- branching ----------------------------------------------------------------------------
 
@@ -160,15 +162,17 @@ class Upkeep(nn.Module):
         Raises:
             ValueError: `dst` holds something, or is `src`.
         """
+        if src == dst:
+            raise ValueError(f"dst: {dst} is the stream to be copied; name an empty one")
         return self.absorb(self.extract([src]), [dst])
 
     @plainly
     def extract(self, streams: Sequence[int] | Tensor) -> Self:
         """A memory of these streams alone, to save or send; ids and names are kept."""
         slots = as_slots(streams, None, self.streams)
-        out = type(self)(
-            self.config, max(1, len(slots)), self.device, self.backend, self.calibration
-        )
+        if len(slots) == 0:
+            raise ValueError("streams: expected at least one")
+        out = type(self)(self.config, len(slots), self.device, self.backend, self.calibration)
         out.bank.load_flat(self.bank.flat(slots))
         return out
 
@@ -185,20 +189,41 @@ class Upkeep(nn.Module):
             The new id of each id taken in. Atoms keep their names.
 
         Raises:
-            ValueError: slots that hold something, or a memory of another width, rank, storage or
-                `members`; nothing is taken in then.
+            ValueError: slots that hold something, or a memory of another width, rank, storage,
+                `members` or transform; nothing is taken in then. Limits act at the next write.
         """
-        is_path = isinstance(source, (str, Path))
-        other: Any = self.from_pretrained(source, self.device) if is_path else source
+        other: Any = source
+        if isinstance(source, (str, Path)):
+            other = self.from_pretrained(source, self.device)
+        elif not isinstance(source, Upkeep):
+            raise TypeError(f"source: expected a memory or a path, got {type(source).__name__}")
         for name in ("dim", "rank", "members", "storage"):
             mine, theirs = getattr(self.config, name), getattr(other.config, name)
             if mine != theirs:
                 raise ValueError(f"source: its {name} is {theirs!r}, this memory's {mine!r}")
+        if not same_space(self.calibration, other.calibration):
+            raise ValueError("source: its calibration removes something else than this memory's")
+        tensors, have = other.bank.flat(), self.streams
         if into is None:
-            into = range(self.streams, self.streams + other.streams)
-            self.bank.add_streams(self.streams + other.streams)
-        slots = as_slots(torch.as_tensor(list(into)), other.streams, self.streams)
-        taken = slots[(self.bank.n_atoms[slots.to(self.device)] > 0).cpu()].tolist()
-        if taken:
-            raise ValueError(f"into: {named(taken)} not empty; reset them first, or choose others")
-        return join.take_in(self.bank, other.bank, slots.to(self.device))
+            slots = torch.arange(have, have + other.streams)
+        else:
+            slots = as_slots(into, other.streams, have, "into")
+            taken = slots[(self.bank.n_atoms[slots.to(self.device)] > 0).cpu()].tolist()
+            if taken:
+                raise ValueError(
+                    f"into: {named(taken)} not empty; reset them first, or choose others"
+                )
+        self.bank.add_streams(have + other.streams if into is None else have)
+        return join.take_in(self.bank, other.bank, tensors, slots.to(self.device))
+
+
+def same_space(one: Any, two: Any) -> bool:
+    """Whether two calibrations (or None) remove the same from embeddings."""
+    for name in ("mean", "directions"):
+        a, b = getattr(one, name, None), getattr(two, name, None)
+        if a is None or b is None:
+            if a is not b:
+                return False
+        elif not torch.equal(a.cpu(), b.cpu()):
+            return False
+    return True
