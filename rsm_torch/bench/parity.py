@@ -68,6 +68,7 @@ def check_search(backends: Sequence[str] = ("batched",), seed: int = 0) -> Check
     memory.write(_rows(seed, HELD))
     q, slots, b = _rows(seed + 1, 4), torch.arange(STREAMS), memory.bank
     kinds = ("v1", "centroid", "full_basis", "max_member")
+    assert b.members is not None  # members="full" is the default
     compared = 0
     for kind in kinds:
         results = [

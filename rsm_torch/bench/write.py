@@ -65,7 +65,10 @@ class Own:
         self._state = {name: tensor.clone() for name, tensor in self.memory.state_dict().items()}
 
     def back(self) -> None:
-        self.memory.load_state_dict(self._state)
+        """In place: tensors made anew would lie in cold memory, which no peer's do."""
+        for name, tensor in self.memory.state_dict().items():
+            tensor.copy_(self._state[name])
+        self.memory.bank.measure()
 
     def block(self, backend: str) -> System:
         def run() -> np.ndarray:
