@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+FEW, MANY = 256, 1024  # rows: below one it is calls that cost, above the other caches
 ROUND = 64  # rows folded in at once: the Gram matrix has (K + rows)² entries
 # Directions below this share of the leading singular value (a hundred-thousandth of its energy)
 # drown in the rounding of a float32 Gram matrix and are held as zero.
@@ -175,18 +176,30 @@ def groups(slots: Tensor, x: Tensor, atoms: Tensor, room: int) -> Iterator[tuple
     row = (atoms >= 0).flatten().nonzero().flatten()[order]
     group, size = torch.unique_consecutive(key[order], return_counts=True)
     start = size.cumsum(0) - size
-    x = torch.nn.functional.pad(
-        x.reshape(B * T, x.shape[-1]), (0, 0, 0, 1)
-    )  # the last row is padding
+    x = x.reshape(B * T, x.shape[-1])
     most = int(size.max()) if len(size) else 0
     for begin in range(0, most, ROUND):
         left = (size - begin).clamp(max=ROUND)
-        width = 1
-        while width < 2 * min(most - begin, ROUND):
-            pick = ((left > width // 2) & (left <= width)).nonzero().flatten()
-            if len(pick):
-                here = torch.arange(width, device=x.device)
-                at = (start[pick, None] + begin + here).clamp(max=len(row) - 1)
-                at = torch.where(here < left[pick, None], row[at], B * T)
-                yield group[pick], x.index_select(0, at.flatten()).view(*at.shape, -1)
-            width *= 2
+        for pick, width in alike(left, min(most - begin, ROUND)):
+            here = torch.arange(width)
+            inside = here < left[pick, None]
+            at = (start[pick, None] + begin + here).clamp_(max=len(row) - 1)
+            rows = x.index_select(0, row[at].flatten()).view(*at.shape, -1)
+            if width > 1:
+                rows *= inside[..., None]
+            yield group[pick], rows
+
+
+def alike(size: Tensor, most: int) -> Iterator[tuple[Tensor, int]]:
+    """Groups of 1, 2, 3 to 4, 5 to 8 … rows, by index, and their widths: padding at most doubles
+    the rows. All together where there are few, a part at a time where there are many."""
+    if len(size) * most <= FEW:
+        yield (size > 0).nonzero().flatten(), most
+        return
+    width = 1
+    while width < 2 * most:
+        pick = ((size > width // 2) & (size <= width)).nonzero().flatten()
+        for part in pick.split(max(1, MANY // width)):
+            if len(part):
+                yield part, min(width, most)
+        width *= 2

@@ -134,7 +134,9 @@ def unit_rows(x: Tensor, valid: Tensor | None, name: str) -> Tensor:
         bad = ~known if valid is None else valid & ~known
         if bool(bad.any()):
             raise ValueError(f"{name}: {describe(x, bad)}")
-    return unit if valid is None else torch.where(valid[..., None], unit, 0)
+    if valid is None or bool(valid.all()):
+        return unit
+    return torch.where(valid[..., None], unit, 0)
 
 
 def directions(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,10 +66,11 @@ def find(
         top_atoms=top_atoms, top_k=top_k, atom_score=atom_score, chunk_score=chunk_score,
         decode=decode, backend=SEARCH.get(backend, backend),
     )  # fmt: skip
-    row, place = slots[:, None, None], places.clamp(min=0)
     if ids.shape[1] == 0:
         return Hits(places, scores, places.clone())
     gone = places < 0
-    found = ids[row, place].masked_fill(gone, -1)
-    atoms = owner[row, place].to(torch.int64).masked_fill(gone, -1)
+    at = (slots[:, None, None] * ids.shape[1] + places.clamp(min=0)).flatten()
+    found = ids.flatten().index_select(0, at).view_as(places).masked_fill(gone, -1)
+    atoms = owner.flatten().index_select(0, at).view_as(places)
+    atoms = atoms.to(torch.int64).masked_fill(gone, -1)
     return Hits(found, scores.clamp(max=1.0), atoms)

@@ -101,27 +101,39 @@ def rank_sparse(
     those rows alone: a product of queries and members at given places of its result."""
     b, Q, N = inside.shape
     S, room, D = members.shape
-    at = torch.from_numpy(np.flatnonzero(inside.numpy()))
-    query, place = at // N, at % N
     count = inside.sum(-1).flatten()
+    query = torch.arange(b * Q).repeat_interleave(count)
+    place = torch.from_numpy(np.flatnonzero(inside.numpy())) - query * N
     start = torch.cat([count.new_zeros(1), count.cumsum(0)])
     column = slots[query // Q] * room + place
     with quietly_sparse():
         pattern = torch.sparse_csr_tensor(
-            start, column, q.new_zeros(len(at)), (b * Q, S * room), check_invariants=False
+            start, column, q.new_zeros(len(place)), (b * Q, S * room), check_invariants=False
         )
     product = torch.sparse.sampled_addmm(
         pattern, q.reshape(b * Q, D), members.view(S * room, D).mT, beta=0.0
     )
-    # Rows of unequal length side by side; the stable sort then keeps equals in order.
+    # Rows of unequal length side by side.
     width = max(1, int(count.max()))
-    score = q.new_full((b * Q, width), NONE)
-    where = torch.full((b * Q, width), -1)
-    column = torch.arange(len(at)) - start[query]
-    score[query, column], where[query, column] = product.values(), place
-    ranked = score.sort(dim=-1, descending=True, stable=True)
-    best = where.gather(-1, ranked.indices[:, :top_k])
-    return ranked.values[:, :top_k].view(b, Q, -1), best.view(b, Q, -1)
+    filled = torch.arange(width) < count[:, None]
+    score = q.new_full((b * Q, width), NONE).masked_scatter_(filled, product.values())
+    where = torch.full((b * Q, width), -1).masked_scatter_(filled, place)
+    found, index = first_k(score, min(top_k, width))
+    return found.view(b, Q, -1), where.gather(-1, index).view(b, Q, -1)
+
+
+def first_k(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of score [R, n] and their indices, equals in the order they stand.
+
+    `topk` leaves equals in any order; they are rare, and only their rows are sorted.
+    """
+    values, index = score.topk(min(k + 1, score.shape[1]))
+    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > NONE)).any(1)
+    if bool(tied.any()):
+        n = values.shape[1]
+        ordered = score[tied].sort(dim=-1, descending=True, stable=True)
+        values[tied], index[tied] = ordered.values[:, :n], ordered.indices[:, :n]
+    return values[:, :k], index[:, :k]
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ NONE = float("-inf")
 BLOCK = 64  # chunks per scan: the scan costs O(T) a chunk, the products want T large
 TILE = 1 << 20  # scores held at once while looking for the best member: 4 MiB
 ROWS = 1 << 14  # rows decoded at once for them: 24 MiB at D = 384
+ONE_BY_ONE = 4  # so few streams are scanned one after another
 NO_ATOM = torch.iinfo(torch.int32).max
 TINY = 1e-24  # a sum that cancelled to nothing has cosine 0 with everything
 
@@ -42,13 +43,13 @@ def merge_gate(
     scores: Scores | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `rsm_kernels.merge_gate.merge_gate`."""
-    B, T, D = x.shape
+    B, T, _ = x.shape
     x = x.to(sums.dtype)
     atoms = torch.full((B, T), -1, dtype=torch.int64, device=x.device)
     opened = torch.zeros((B, T), dtype=torch.bool, device=x.device)
     here, live = torch.arange(B, device=x.device), n_atoms[slots]
     held = int(n_members[slots].max())
-    s = torch.where(columns(live)[..., None], sums[slots, : int(live.max())], 0)
+    s = sums[run(slots), : int(live.max())]  # a view where slots follow one another
     for t0 in range(0, T, BLOCK):
         block = slice(t0, min(t0 + BLOCK, T))
         xb, vb = x[:, block], valid[:, block]
@@ -56,21 +57,24 @@ def merge_gate(
         sources = [Source(scores or products(members), member_atom, n_members, slots, held)]
         if t0:
             sources.append(Source(products(x), atoms, torch.full_like(here, t0), here, t0))
-        s = torch.cat([s[:, : int(live.max())], s.new_zeros(B, xb.shape[1], D)], 1)
         candidates: tuple[Tensor, ...] = ()
         if gate == "max_member":
             find = best_member if scope == "all" else best_member_per_atom
-            candidates = find(xb, sources, s.shape[1])
+            candidates = find(xb, sources, s.shape[1] + xb.shape[1])
+        before = live
         atoms[:, block], opened[:, block], live = scan(xb, vb, s, live, candidates, tau, routing)
         if block.stop < T:
-            onehot = torch.nn.functional.one_hot(atoms[:, block] + 1, s.shape[1] + 1)[..., 1:]
-            s += onehot.to(s.dtype).mT @ xb
+            s = grown(s, before, xb, atoms[:, block], int(live.max()))
     return atoms, opened
 
 
-def columns(live: Tensor) -> Tensor:
-    """[B, W] bool: which of W = max(live) columns are live."""
-    return torch.arange(int(live.max()), device=live.device) < live[:, None]
+def grown(s: Tensor, live: Tensor, xb: Tensor, atoms: Tensor, width: int) -> Tensor:
+    """Sums [B, width, D] after a block: those live before it, and what its chunks add."""
+    kept = torch.arange(s.shape[1], device=s.device) < live[:, None]
+    onehot = torch.nn.functional.one_hot(atoms + 1, width + 1)[..., 1:]
+    new = onehot.to(s.dtype).mT @ xb
+    new[:, : s.shape[1]] += torch.where(kept[..., None], s, 0)[:, :width]
+    return new
 
 
 # Scores [b, T, n] of chunks [b, T, D] with the rows at (slots, places) of a tensor [S, N, …].
@@ -173,14 +177,23 @@ def scan(
 
     `candidates` is (), the best member per atom ([B, T, W],) or the best member and its atom.
     """
-    arrays: list[Any] = [
-        valid.T,
-        (xb @ s.mT).transpose(0, 1).contiguous(),  # [T, B, W]
-        (xb @ xb.mT).permute(1, 2, 0).contiguous(),  # [T, T, B]
-        torch.einsum("bwd,bwd->bw", s, s),
-        n_atoms.clone(),
-        *(m.transpose(0, 1).contiguous() for m in candidates),
-    ]
+    B, T, _ = xb.shape
+    W = s.shape[1] + T
+    dead = torch.arange(W, device=xb.device) >= n_atoms[:, None]  # rows there may hold anything
+    c = xb.new_empty(T, B, W)
+    c[..., : s.shape[1]] = (xb @ s.mT).transpose(0, 1)
+    c.masked_fill_(dead, NONE)
+    norm = xb.new_zeros(B, W)
+    norm[:, : s.shape[1]] = torch.linalg.vector_norm(s, dim=-1).square_()
+    norm.masked_fill_(dead, 0)
+    g = xb @ xb.mT  # [B, T, T]
+    if not xb.is_cuda and B <= ONE_BY_ONE and len(candidates) != 1:
+        return scan_each(valid, c, g, norm, n_atoms, candidates, tau, routing)
+    candidates = tuple(m.transpose(0, 1).contiguous() for m in candidates)
+    g = g.transpose(0, 1).contiguous()
+    if len(candidates) == 2:
+        candidates = with_block(g, valid, *candidates, W - 1)
+    arrays: list[Any] = [valid.T, c, g, norm, n_atoms.clone(), *candidates]
     if xb.is_cuda:
         atoms, opened, n_atoms = decide(torch, *arrays, tau=tau, routing=routing)
     else:
@@ -190,49 +203,116 @@ def scan(
     return atoms.T, opened.T, n_atoms
 
 
+def scan_each(
+    valid: Tensor, c: Tensor, g: Tensor, norm: Tensor, n_atoms: Tensor,
+    candidates: tuple[Tensor, ...], tau: float, routing: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`decide` for few streams, one after another in plain numbers: an array of one number costs as
+    much to handle as one of a hundred."""
+    decided = [
+        decide_one(
+            valid[b].tolist(), c[:, b].numpy(), g[b].numpy(), norm[b].numpy(), int(n_atoms[b]),
+            [m[b].tolist() for m in candidates], float(np.float32(tau)), routing,
+        )
+        for b in range(len(g))
+    ]  # fmt: skip
+    atoms, opened, n = zip(*decided, strict=True)
+    return torch.tensor(atoms), torch.tensor(opened), torch.tensor(n)
+
+
+def decide_one(
+    valid: list[bool],  # [T]
+    c: np.ndarray,  # [T, W], as in `decide`
+    g: np.ndarray,  # [T, T]
+    norm: np.ndarray,  # [W]
+    n: int,
+    members: list[list],  # best older member of each chunk [T] and its atom, or nothing
+    tau: float,
+    routing: str,
+) -> tuple[list[int], list[bool], int]:
+    T = len(valid)
+    atoms, opened = [-1] * T, [False] * T
+    root = np.sqrt(norm + np.float32(TINY))
+    products = g.tolist()
+    for t in range(T):
+        if not valid[t]:
+            continue
+        cent = c[t] / root
+        atom = int(cent.argmax())
+        score = cent.item(atom)
+        if members:
+            best, member = members[0][t], members[1][t]
+            for product, earlier in zip(products[t], atoms[:t], strict=False):
+                if product >= best and earlier >= 0 and (product > best or earlier < member):
+                    best, member = product, earlier
+            if best > score if routing == "max" else score < tau:
+                atom, score = member, best
+        if score < tau:
+            atom, opened[t], n = n, True, n + 1
+            c[t:, atom] = 0
+        atoms[t] = atom
+        norm[atom] += 2 * c[t, atom] + products[t][t]
+        root[atom] = max(norm.item(atom), TINY) ** 0.5
+        c[t + 1 :, atom] += g[t, t + 1 :]
+    return atoms, opened, n
+
+
+def with_block(
+    g: Tensor, valid: Tensor, best: Tensor, atom: Tensor, last: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best member [T, B] with the block's earlier chunks among the members.
+
+    Which of those equal it, `equal` [T, B, T], is known before the scan; their atoms are not. The
+    atom returned is that of an older member if it is one of the best, else `last`.
+    """
+    T = len(g)
+    earlier = torch.ones(T, T, dtype=torch.bool, device=g.device).tril_(-1)[:, None] & valid
+    block = torch.where(earlier, g, NONE)
+    top = torch.maximum(best, block.amax(-1))
+    return top, torch.where(best == top, atom, last), block == top[..., None]
+
+
 def decide(
     xp: ModuleType,  # numpy, or torch on a GPU
     valid: Any,  # [T, B]
-    c: Any,  # [T, B, W] chunk times atom sum; grows as chunks join
-    g: Any,  # [T, T, B] chunk times chunk
+    c: Any,  # [T, B, W] chunk times atom sum; grows as chunks join. -inf where there is no atom
+    g: Any,  # [T, B, T] chunk times chunk
     norm: Any,  # [B, W] squared norm of each atom's sum
     n: Any,  # [B] live atoms
-    *members: Any,  # best member of each chunk [T, B] and its atom, or by atom [T, B, W]
+    *members: Any,  # best member of each chunk [T, B], its atom and `equal`, or by atom [T, B, W]
     tau: float,
     routing: str,
 ) -> tuple[Any, Any, Any]:
     T, B, W = c.shape
-    if xp is np:
-        row, column = np.arange(B), np.arange(W)
-    else:
-        row, column = (torch.arange(k, device=c.device) for k in (B, W))  # type: ignore[assignment]
-    atoms, opened = xp.zeros_like(g[:, 0], dtype=n.dtype), xp.zeros_like(valid)
+    row = xp.arange(B) if xp is np else xp.arange(B, device=c.device)
+    tiny = xp.full_like(norm[:, 0], TINY)
+    root = xp.sqrt(norm + TINY)
+    made = xp.full_like(g[0], W - 1, dtype=n.dtype)  # [B, T] the atoms of the block's chunks
+    opened = xp.zeros_like(valid)
     for t in range(T):
-        cent = xp.where(column < n[:, None], c[t] / xp.sqrt(xp.clip(norm, TINY, None)), NONE)
+        cent = c[t] / root
         atom = cent.argmax(-1)  # the nearest; the first of equals
         score = cent[row, atom]
-        if len(members) == 2:
-            by_member = members[0][t] > score if routing == "max" else score < tau
-            atom = xp.where(by_member, members[1][t], atom)
-            score = xp.where(by_member, members[0][t], score)
+        if len(members) == 3:
+            best, old, equal = (m[t] for m in members)
+            by_member = best > score if routing == "max" else score < tau
+            member = xp.minimum(old, xp.amin(xp.where(equal, made, W - 1), -1))
+            atom = xp.where(by_member, member, atom)
+            score = xp.where(by_member, best, score)
         elif members:
             score = xp.maximum(score, members[0][t, row, atom])
         opens = (score < tau) & valid[t]
         atom = xp.where(opens, n, atom)
         n = n + opens
-        atoms[t], opened[t] = xp.where(valid[t], atom, -1), opens
+        made[:, t], opened[t] = atom, opens
 
         # What this chunk changes for those after it. Rows that are not valid are zero.
-        later = slice(t + 1, T)
-        norm[row, atom] += 2 * c[t, row, atom] + g[t, t]
-        c[later, row, atom] += g[t, later]
-        if members:
-            new = xp.where(valid[t], g[t, later], NONE)
-            if len(members) == 2:
-                best, best_atom = members[0][later], members[1][later]
-                wins = (new > best) | ((new == best) & (atom < best_atom))
-                best_atom[:] = xp.where(wins, atom, best_atom)
-                best[:] = xp.maximum(new, best)
-            else:
-                members[0][later, row, atom] = xp.maximum(members[0][later, row, atom], new)
-    return atoms, opened, n
+        later, one = slice(t + 1, T), g[t, :, t]
+        size = xp.where(opens, one, norm[row, atom] + 2 * c[t, row, atom] + one)
+        norm[row, atom], root[row, atom] = size, xp.sqrt(xp.maximum(size, tiny))
+        step = g[t, :, later].T
+        c[later, row, atom] = xp.where(opens, step, c[later, row, atom] + step)
+        if len(members) == 1:
+            new = xp.where(valid[t], step, NONE)
+            members[0][later, row, atom] = xp.maximum(members[0][later, row, atom], new)
+    return xp.where(valid, made.T, -1), opened, n
