@@ -80,7 +80,8 @@ def update_unsynced(u: Tensor, s: Tensor, x: Tensor, same: Tensor) -> tuple[Tens
     power, turn = jacobi(v.mT @ gram @ v)
     power, order = power.sort(dim=-1, descending=True)
     v = (v @ turn).gather(-1, order[..., None, :].expand_as(v))[..., :K].mT  # [B, T, K, K + T]
-    top = v[..., :K] @ own + v[..., K:] @ x[:, None]
+    # All directions of a stream times its rows at once: x must not be repeated for each chunk.
+    top = v[..., :K] @ own + (v[..., K:].flatten(1, 2) @ x).view(B, T, K, -1)
     sigma = power[..., :K].clamp(min=0).sqrt()
     kept = sigma > FLOOR * sigma[..., :1]
     norm = torch.linalg.vector_norm(top, dim=-1)

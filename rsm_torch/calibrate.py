@@ -61,13 +61,7 @@ class Calibration:
 
     def transform(self, x: Tensor) -> Tensor:
         """x [..., D] with mean and directions removed, in float32 (float64 stays)."""
-        x = x if x.dtype == torch.float64 else x.float()
-        if self.mean is not None:
-            x = x - self.mean.to(x)
-        if self.directions is not None:
-            d = self.directions.to(x)
-            x = x - (x @ d.mT) @ d
-        return x
+        return remove(x, self.mean, self.directions)
 
     def to_dict(self) -> dict[str, Any]:
         out = dict(self.__dict__)
@@ -99,6 +93,18 @@ class Calibration:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
             raise ValueError(f"{path}: not a calibration file ({error})") from error
+
+
+def remove(x: Tensor, mean: Tensor | None, directions: Tensor | None) -> Tensor:
+    """x [..., D] less a mean [D] and its components along directions [R, D], in float32 (float64
+    stays)."""
+    x = x if x.dtype == torch.float64 else x.float()
+    if mean is not None:
+        x = x - mean.to(x)
+    if directions is not None:
+        d = directions.to(x)
+        x = x - (x @ d.mT) @ d
+    return x
 
 
 def calibrate_tau(

@@ -13,7 +13,7 @@ from torch import Tensor
 from rsm_kernels.merge_gate import BACKENDS, merge_gate
 from rsm_torch import compact, io, join, retrieve
 from rsm_torch.bank import EVENTS, Bank
-from rsm_torch.calibrate import Calibration
+from rsm_torch.calibrate import Calibration, remove
 from rsm_torch.checks import (
     Batch,
     as_device,
@@ -52,6 +52,9 @@ class StreamMemory(Upkeep):
     the fullest.
     """
 
+    _mean: Tensor | None
+    _directions: Tensor | None
+
     def __init__(
         self,
         config: RSMConfig,
@@ -74,6 +77,11 @@ class StreamMemory(Upkeep):
         self.calibration = calibration
         with torch.inference_mode(False):
             self.bank = Bank(config, streams, as_device(device))
+            # Beside the tensors, so that no write copies them there again.
+            for name in ("mean", "directions"):
+                value = getattr(calibration, name, None)
+                at = None if value is None else value.to(self.bank.device)
+                self.register_buffer(f"_{name}", at, persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.config}, streams={self.streams}, device={self.device}"
@@ -246,7 +254,8 @@ class StreamMemory(Upkeep):
         if self.calibration is not None:
             if check:
                 unit_rows(x, valid, name)
-            x, name = self.calibration.transform(x), f"{name} after the calibration's transform"
+            x = remove(x, self._mean, self._directions)
+            name = f"{name} after the calibration's transform"
         if check:
             unit = unit_rows(x, valid, name)
         else:

@@ -137,8 +137,10 @@ class Upkeep(nn.Module):
         in every stream, and `streams` slots in all. Never shrinks.
 
         Within that room `write(check=False)` and `search(check=False)` never wait for a GPU, and
-        can be captured in a CUDA graph (not with limits, nor before a product quantiser is
-        trained). A graph's replays are not counted here: reserve for all
+        can be captured in a CUDA graph, if what they are given lies there, rows are held as
+        floating point numbers, there are no limits, and there is room for as many atoms as
+        chunks: with less, the GPU is asked for its true count whenever the count that is possible
+        has outgrown it. A graph's replays are not counted here: reserve for all
         of them, and call `reserve` again after them, which reads the true counts.
         """
         for name, value in (("chunks", chunks), ("atoms", atoms), ("streams", streams)):

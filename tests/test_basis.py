@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsm_torch import basis
 
@@ -110,3 +111,21 @@ def test_jacobi_is_eigh():
         vectors @ torch.diag_embed(values) @ vectors.mT, a, atol=1e-4, rtol=0
     )
     assert torch.equal(basis.jacobi(torch.zeros(2, 3, 3))[0], torch.zeros(2, 3))
+
+
+def test_the_update_that_waits_for_nothing_makes_no_copy_of_x_a_chunk():
+    class Largest(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                self.most = max(self.most, out.untyped_storage().nbytes() // out.element_size())
+            return out
+
+    B, T, K, D = 2, 32, 2, 384
+    x = torch.randn(B, T, D)
+    same = torch.ones(B, T, T, dtype=torch.bool)
+    with Largest() as seen:
+        basis.update_unsynced(torch.zeros(B, T, K, D), torch.zeros(B, T, K), x, same)
+    assert seen.most <= B * T * max((K + T) ** 2, (K + T) * D // 8, K * D)
