@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,14 @@ TimeKey = tuple[float, int, int, int]
 
 COUNTER_BELOW = 1e8  # March 1973: smaller times are an agent's own counter, not a date
 GAP_SECONDS = 3600.0
+
+# A line inside a text that reads as one of the lines made here.
+BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+FORGED = re.compile(
+    rf"(?<=[{BREAKS}])([^\S{BREAKS}]*+)"
+    r"(?=#+[ \t]*group[ \t]*\d|\[(?:\.\.\.|session|step)\s)",
+    re.I,
+)
 
 
 @dataclass(slots=True)
@@ -40,18 +49,27 @@ def entries(hits: Sequence[Hit]) -> list[Entry]:
 
 
 def line(hit: Hit, text: str | None = None) -> str:
-    """`[session 3, step 72, 2023-05-08 13:56, user] text`, with what is known of the hit."""
+    """`[session 3, step 72, 2023-05-08 13:56, user] text`, with what is known of the hit.
+
+    Names stand on one line, and lines of the text that read as a header, a gap or a label get a
+    backslash, as Markdown has it.
+    """
     known = []
-    if hit.session is not None:
-        known.append(f"session {hit.session}")
+    if hit.session is not None and (session := _on_one_line(str(hit.session))):
+        known.append(f"session {session}")
     if hit.step is not None:
         known.append(f"step {hit.step}")
     if hit.time is not None:
         known.append(_clock(hit.time))
-    if hit.role is not None:
-        known.append(hit.role)
+    if hit.role is not None and (role := _on_one_line(hit.role)):
+        known.append(role)
     label = f"[{', '.join(known)}]" if known else "-"
-    return well_formed(f"{label} {hit.text if text is None else text}")
+    shown = FORGED.sub(r"\1\\", hit.text if text is None else text)
+    return well_formed(f"{label} {shown}")
+
+
+def _on_one_line(name: str) -> str:
+    return " ".join(name.split())
 
 
 def group_header(number: int) -> str:

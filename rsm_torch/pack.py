@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from rsm_torch.hits import Context, Hit
 from rsm_torch.layout import Entry, Layout, Order, arrange, entries, group_header, joined, line
-from rsm_torch.tokens import SENTENCE_END, TokenCounter, fitting_end, token_counter, well_formed
+from rsm_torch.tokens import (
+    SENTENCE_END,
+    WORD_END,
+    TokenCounter,
+    fitting_end,
+    token_counter,
+    well_formed,
+)
 
 __all__ = ["Context", "Hit", "pack"]
 
@@ -41,18 +49,23 @@ def pack(
         order: whether the best group (or, when flat, item) stands first or last. A timeline
             has its own order.
         truncate: cut an item that is too long for what is left at a sentence (or line) end,
-            instead of skipping it.
+            instead of skipping it; one whose first sentence is longer than the whole budget at a
+            word, else a character.
         atom_order: atoms best first; by default in the order in which `hits` show them.
 
     Returns:
         The text, its exact token count and the ids in it: `""` when nothing fits.
 
     Raises:
-        TypeError: `max_tokens` is not an int, or `tokenizer` cannot count.
+        TypeError: something that is not a `Hit`, by its place; `max_tokens` is not an int, or
+            `tokenizer` cannot count.
         ValueError: `max_tokens` below 1, an unknown layout or order.
     """
     _check(max_tokens, layout, order)
     count = token_counter(tokenizer)
+    for place, hit in enumerate(hits):
+        if not isinstance(hit, Hit):
+            raise TypeError(f"hits[{place}]: expected a Hit, got {type(hit).__name__} {hit!r:.40}")
     candidates = entries(hits)
     ranked = [*(atom_order or ()), *(entry.hit.atom for entry in candidates)]
     atom_rank = {atom: rank for rank, atom in enumerate(dict.fromkeys(ranked))}
@@ -140,14 +153,25 @@ class _Budget:
         return self.count(text + "\n")
 
     def _cut(self, entry: Entry, limit: int) -> bool:
-        """Cut the entry's text to whole sentences within `limit` tokens; False if none fits."""
+        """Cut the entry's text to whole sentences within `limit` tokens, or to whole words or
+        characters if its first sentence is longer than the budget; False if nothing fits."""
         room = limit - self.count(CUT_MARK + "\n") - self.count(line(entry.hit, ""))
         text = well_formed(entry.hit.text)
         if room <= 0:
             return False
         end = fitting_end(self.count, text, 0, room, guess=4 * room)
-        stops = [stop.end() for stop in SENTENCE_END.finditer(text, 0, end)]
-        for stop in reversed(stops[-8:]):
+        if self._keep(entry, text, _ends(SENTENCE_END, text, end), limit):
+            return True
+        first = SENTENCE_END.search(text)
+        whole = line(entry.hit, text[: first.end()].rstrip() + CUT_MARK) if first else ""
+        if first and self._line_cost(whole) + self.header + self.gap <= self.max_tokens:
+            return False  # better none of it than half a sentence
+        words, letters = _ends(WORD_END, text, end), [end - n * end // 8 for n in range(8)]
+        return self._keep(entry, text, words, limit) or self._keep(entry, text, letters, limit)
+
+    def _keep(self, entry: Entry, text: str, ends: list[int], limit: int) -> bool:
+        """Cut the text at the first of these ends that leaves something, within `limit`."""
+        for stop in ends:
             kept = text[:stop].rstrip()
             shorter = line(entry.hit, kept + CUT_MARK)
             if kept and (cost := self.count(shorter + "\n")) <= limit:
@@ -155,6 +179,11 @@ class _Budget:
                 self.costs[entry.hit.id] = cost
                 return True
         return False
+
+
+def _ends(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
+    """The last few places before `end` where the pattern ends, the last one first."""
+    return [found.end() for found in pattern.finditer(text, 0, end)][:-9:-1]
 
 
 def _check(max_tokens: int, layout: str, order: str) -> None:

@@ -10,6 +10,7 @@ TokenCounter = Callable[[str], int]
 
 # A line break ends a sentence too: tool output and code have few full stops.
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)|[。！？]|[ \t]*\n")
+WORD_END = re.compile(r"\s+")
 
 
 def token_counter(tokenizer: Any) -> TokenCounter:

@@ -224,7 +224,7 @@ def test_sample_texts_are_those_nearest_to_the_centroid(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:a product quantiser needs:UserWarning")
 @pytest.mark.parametrize(
-    ("members", "storage"), [("coefficients", "float16"), ("none", "int8"), ("full", "pq")]
+    ("members", "storage"), [("coefficients", "float16"), ("full", "int8"), ("full", "pq")]
 )
 def test_text_memories_that_keep_less(tmp_path, members, storage):
     path = tmp_path / "agents.sqlite"

@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from paths import ROOT
 
 # Higher ranks may import lower ones; equals and higher may not. Packages stand for all in them.
 RANKS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from text_support import Hashed, state_of, words
 
@@ -17,6 +18,15 @@ def memory():
 BAD = [
     (lambda m: m.add("", "a"), ValueError, "texts: is empty"),
     (lambda m: m.add(["x", " \n\t"], "a"), ValueError, r"texts\[1\]: is empty or only whitespace"),
+    (lambda m: m.add(["x", "\u200b\ufeff"], "a"), ValueError, r"texts\[1\]: is empty or only"),
+    (lambda m: m.add(Item("\x00\x1f\u2060"), "a"), ValueError, "texts: is empty or only"),
+    (lambda m: m.add("x", "\u200b"), ValueError, "stream: is blank"),
+    (lambda m: m.search("\u200d \x07", "a"), ValueError, "query: is blank"),
+    (lambda m: m.context("\u00ad", "a", 9), ValueError, "query: is blank"),
+    (lambda m: m.update("1", text="\u200b"), ValueError, "texts: is empty or only"),
+    (lambda m: m.fork("a", "\u2062"), ValueError, "stream: is blank"),
+    (lambda m: m.add("x", "a", times=10**400), ValueError, "time.*finite"),
+    (lambda m: m.add("x", "a", times=1j), TypeError, "time.*expected seconds"),
     (lambda m: m.add(["x", 5], "a"), TypeError, r"texts\[1\]: expected a str or an Item, got int"),
     (lambda m: m.add(5, "a"), TypeError, "texts: expected a str, an Item or a list"),
     (lambda m: m.add(b"x", "a"), TypeError, "texts"),
@@ -146,3 +156,13 @@ def test_after_closing():
     memory.close()
     with pytest.raises(RuntimeError, match="closed"):
         memory.add("x", "a")
+
+
+def test_numbers_of_numpy_are_numbers(memory):
+    item = Item("x", np.float32(5.5), np.int64(3), np.int32(7))
+    memory.add([item, Item("y", np.int64(9))], "a", ttl=np.float64(1e9))
+    stored = memory.get_all("a")
+    assert [(i.time, i.step, i.session) for i in stored] == [(5.5, 3, 7), (9.0, None, None)]
+    assert memory.get_all("a", after=np.float64(6))[0].text == "y"
+    with pytest.raises(TypeError, match="step: expected an int"):
+        memory.add(Item("x", step=np.float64(3)), "a")

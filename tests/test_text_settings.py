@@ -65,3 +65,37 @@ def test_contradicting_settings_are_refused():
         AgentMemory(Hashed(), {"dim": 16})
     with pytest.raises(ValueError, match="tau"):
         AgentMemory(Hashed(), tau=1.5)
+
+
+def test_tau_of_streams_of_one_item_is_that_of_all_pairs(tmp_path):
+    texts = [f"0.{n} t" for n in range(10, 10 + 2 * CALIBRATE_AT)]
+    path = tmp_path / "m.db"
+    with AgentMemory(Placed(), path=path) as memory:
+        for n, text in enumerate(texts[:-1]):
+            memory.add(text, f"s{n}")
+        assert memory._state.settings.pending
+        memory.add(texts[-1], "last")
+        assert not memory._state.settings.pending
+        assert memory.config.tau == pytest.approx(calibrate_tau(Placed().encode(texts)).tau)
+        tau = memory.config.tau
+    with AgentMemory(Placed(), path=path) as memory:
+        assert memory.config.tau == tau
+    with AgentMemory(Placed()) as memory:  # and one stream of two is enough before
+        memory.add_many({f"s{n}": text for n, text in enumerate(texts[: CALIBRATE_AT - 1])})
+        memory.add(texts[-1], "s0")
+        assert not memory._state.settings.pending
+
+
+def test_adding_and_listing_scan_no_counts(monkeypatch):
+    with AgentMemory(Hashed()) as memory:
+        monkeypatch.setattr(memory._store, "counts", lambda *_: 1 / 0)
+        for n in range(40):
+            memory.add(f"t{n}", f"s{n % 39}")
+        memory.delete("2")
+        assert len(memory.streams()) == 38
+        assert memory.counts()["s0"].items == 2
+
+
+def test_members_none_is_refused_by_name():
+    with pytest.raises(ValueError, match="config: members='none' keeps nothing of a single item"):
+        AgentMemory(Hashed(), RSMConfig(16, members="none"))

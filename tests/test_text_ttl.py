@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 
 import pytest
-from text_support import Clock, Hashed, Placed, state_of, words
+from text_support import Clock, Hashed, Placed, break_commits, state_of, words
 
 from rsm_torch.text import AgentMemory, Item
 
@@ -127,12 +126,9 @@ def test_a_failed_purge_changes_nothing(clock, monkeypatch):
         memory.add("d", "s")
         before = memory.get_all("s"), memory.get_all("t"), memory.search("b", "s")
 
-        def full(*_):
-            raise sqlite3.OperationalError("database or disk is full")
-
-        monkeypatch.setattr(memory._state.index, "forget", full)
+        break_commits(monkeypatch, memory)
         clock.now += 10
-        with pytest.raises(sqlite3.OperationalError, match="full"):
+        with pytest.raises(OSError, match="full"):
             memory.purge()
         monkeypatch.undo()
         clock.now -= 10

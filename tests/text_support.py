@@ -75,3 +75,15 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def break_commits(monkeypatch, memory) -> None:
+    """Make every transaction fail at its end, as on a full disk."""
+    good = memory._store._db.run
+
+    def run(sql, *values):
+        if sql == "COMMIT":
+            raise OSError("the disk is full")
+        good(sql, *values)
+
+    monkeypatch.setattr(memory._store._db, "run", run)

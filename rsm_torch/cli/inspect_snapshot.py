@@ -119,7 +119,6 @@ def _rebuilt(store: ItemStore, path: Path) -> tuple[Settings, dict[str, Tensor]]
     from rsm_torch.text.settings import Settings
     from rsm_torch.text.synced import SyncedMemory
 
-    # No checksum guards a SQLite file: what is wrong shows as the error of whoever meets it.
     try:
         settings = Settings.load(store)
     except (TypeError, KeyError, ValueError) as error:

@@ -50,10 +50,12 @@ class Changing(OpenMemory):
             {**item.metadata, **intake.read_metadata(metadata or {}, "metadata")},
             item.expires if ttl is None else intake.read_expiry(ttl, self._clock()),
         )  # fmt: skip
-        if row.raw == item.text:
-            self._state.change(number, row)
-        else:
+        if row.raw != item.text:
             self._state.replace(number, row, self._embed([row.raw])[0])
+        elif row.time != item.time and self.config.ttl is not None:
+            self._state.replace(number, row, None)
+        else:
+            self._state.change(number, row)
 
     @locked
     def delete(self, id: str) -> None:

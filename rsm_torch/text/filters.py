@@ -26,8 +26,13 @@ class Filter:
     def __bool__(self) -> bool:
         return bool(self.where) or self.after is not None or self.before is not None
 
-    def matches(self, fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
-        """Whether `where` fits."""
+    def matches(
+        self, fields: Mapping[str, Any], metadata: Mapping[str, Any], time: float | None
+    ) -> bool:
+        """Whether an item of these fits."""
+        for bound, late in ((self.after, False), (self.before, True)):
+            if bound is not None and (time is None or (time >= bound) == late):
+                return False
         for key, wanted in self.where.items():
             value = fields.get(key)
             if not _equal(metadata.get(key) if value is None else value, wanted):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch.nn.functional import normalize
 from rsm_torch.calibrate import Calibration
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
+from rsm_torch.records import Written
 from rsm_torch.retrieve import AtomScore, ChunkScore
+from rsm_torch.text.items import Count
 from rsm_torch.text.store import Chunks
 
 FIRST_STREAMS = 16
@@ -41,6 +44,17 @@ class Read:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
 
 
+@dataclass
+class Changed:
+    """What writing did: the `chunks` given, with the atoms they are in (-1: dropped at once); and
+    what the limits of the config made go: chunks `removed`, and atoms `merged` as (stream, name,
+    name of the atom that took it in), in order."""
+
+    chunks: dict[int, Chunks] = field(default_factory=dict)
+    removed: list[int] = field(default_factory=list)
+    merged: list[tuple[int, int, int]] = field(default_factory=list)
+
+
 class StreamIndex:
     """Finds chunks by id. Its state is always what the store holds.
 
@@ -48,40 +62,92 @@ class StreamIndex:
     one that was emptied goes to the next that comes.
     """
 
-    def __init__(self, config: RSMConfig, device: str, calibration: Calibration | None = None):
-        self.tensors = StreamMemory(config, FIRST_STREAMS, device, calibration=calibration)
+    def __init__(self, tensors: StreamMemory):
+        self.tensors = tensors
         self.rows: dict[int, int] = {}
 
-    def write(self, streams: Mapping[int, Chunks]) -> dict[int, Tensor]:
-        """Cluster new chunks of several streams; the atom names [N] of each one's chunks."""
-        names = {stream: torch.full_like(chunks.ids, -1) for stream, chunks in streams.items()}
-        self._make_rows(streams)
-        for some, start, stop in _batches(streams):
-            parts = [_cut(streams[stream], start, stop) for stream in some]
-            rows = [self.rows[stream] for stream in some]
-            written = self.tensors.write(
-                _padded([part.vectors for part in parts]),
-                streams=rows,
-                lengths=[len(part.ids) for part in parts],
-                ids=_padded([part.ids for part in parts]),
-            )
-            for stream, row, part, atoms in zip(some, rows, parts, written.atoms, strict=True):
-                known = self.tensors.atom_labels(row)[atoms[: len(part.ids)]]
-                names[stream][start : start + len(part.ids)] = known.cpu()
-        return names
+    @classmethod
+    def new(
+        cls, config: RSMConfig, device: str, calibration: Calibration | None = None
+    ) -> StreamIndex:
+        return cls(StreamMemory(config, FIRST_STREAMS, device, calibration=calibration))
 
-    def assign(self, streams: Mapping[int, Chunks]) -> None:
+    def count(self) -> dict[int, Count]:
+        """Chunks and atoms of each stream that has any."""
+        found = self.tensors.counts()
+        members, atoms = found.members.tolist(), found.atoms.tolist()
+        return {stream: Count(members[row], atoms[row]) for stream, row in self.rows.items()}
+
+    # -- changing ---------------------------------------------------------------------------
+
+    def plan(self, new: Mapping[int, Chunks]) -> tuple[Changed, Callable[[], None]] | None:
+        """Decide where new chunks go without changing anything: what that will do, and what
+        does it. None if it takes more than one step, as limits do and streams of unlike length.
+        """
+        batches = list(_batches(new))
+        if len(batches) > 1 or self.tensors.config.capped:
+            return None
+        if not batches:
+            return Changed(), lambda: None
+        streams = batches[0][0]
+        rows = self.rows | self._free_rows(streams)
+        plan = self.tensors.plan(**_arguments(new, rows, *batches[0]))
+        changed = Changed(
+            {s: _named(new[s], names) for s, names in zip(streams, plan.names.cpu(), strict=True)}
+        )
+
+        def commit() -> None:
+            self.tensors.commit(plan)
+            self.rows = rows
+
+        return changed, commit
+
+    def write(self, new: Mapping[int, Chunks]) -> Changed:
+        """Cluster new chunks of several streams."""
+        changed = Changed()
+        names: dict[int, list[Tensor]] = {stream: [] for stream in new}
+        self._make_rows(new)
+        for some, start, stop in _batches(new):
+            plan = self.tensors.plan(**_arguments(new, self.rows, some, start, stop))
+            for stream, some_names in zip(some, plan.names.cpu(), strict=True):
+                names[stream].append(some_names[: len(new[stream].ids) - start])
+            self._limited(self.tensors.commit(plan), changed)
+        named = {s: _named(new[s], torch.cat(parts)) for s, parts in names.items() if parts}
+        return self._settled(changed, named)
+
+    def assign(self, known: Mapping[int, Chunks]) -> Changed:
         """Add chunks whose atoms are known."""
-        self._make_rows(streams)
-        for some, start, stop in _batches(streams):
-            parts = [_cut(streams[stream], start, stop) for stream in some]
-            self.tensors.assign(
-                _padded([part.vectors for part in parts]),
-                _padded([part.atoms for part in parts]),
-                streams=[self.rows[stream] for stream in some],
-                lengths=[len(part.ids) for part in parts],
-                ids=_padded([part.ids for part in parts]),
-            )
+        changed = Changed()
+        self._make_rows(known)
+        for some, start, stop in _batches(known):
+            atoms = _padded([known[stream].atoms[start:stop] for stream in some])
+            arguments = _arguments(known, self.rows, some, start, stop)
+            self._limited(self.tensors.assign(atoms=atoms, **arguments), changed)
+        return self._settled(changed, known)
+
+    def _limited(self, written: Written, changed: Changed) -> None:
+        if written.compacted is not None:
+            stream_of = {row: stream for stream, row in self.rows.items()}
+            merged = written.compacted.merged
+            changed.removed += written.compacted.removed
+            changed.merged += [(stream_of[row], old, new) for row, old, new in merged]
+
+    def _settled(self, changed: Changed, given: Mapping[int, Chunks]) -> Changed:
+        """With the chunks given, in the atoms where all limits have left them."""
+        changed.chunks = dict(given)
+        if changed.removed or changed.merged:
+            for stream, chunks in given.items():
+                now = dict(self._members(stream))
+                names = [now.get(chunk, -1) for chunk in chunks.ids.tolist()]
+                changed.chunks[stream] = _named(chunks, torch.tensor(names))
+        return changed
+
+    def _members(self, stream: int) -> Iterable[tuple[int, int]]:
+        """Chunks of a stream, each with the name of its atom."""
+        row = self.rows[stream]
+        bank, n = self.tensors.bank, int(self.tensors.bank.n_members[row])
+        labels = bank.atom_labels[row][bank.member_atom[row, :n].to(torch.int64)]
+        return zip(bank.ids[row, :n].tolist(), labels.tolist(), strict=True)
 
     def reload(self, streams: Mapping[int, Chunks]) -> None:
         """Make these streams hold exactly these chunks."""
@@ -94,7 +160,7 @@ class StreamIndex:
         row = self.rows[stream]
         if len(chunks) == int(self.tensors.counts([row]).members):
             self.reset(stream)
-        else:
+        elif chunks:
             self.tensors.forget(chunks, streams=[row])
 
     def reset(self, stream: int) -> None:
@@ -103,6 +169,45 @@ class StreamIndex:
         if row is not None:
             self.tensors.reset([row])
             del self.rows[stream]
+
+    # -- drafts -----------------------------------------------------------------------------
+
+    def draft(self, streams: Iterable[int]) -> StreamIndex:
+        """A copy of these streams alone, to change while this one stays; see `adopt`."""
+        bank = self.tensors.bank
+        if self.tensors.config.storage == "pq" and bank.codebook is None:
+            streams = list(self.rows)  # whichever change trains it changes all rows
+        held = [stream for stream in streams if stream in self.rows]
+        if held:
+            draft = StreamIndex(self.tensors.extract([self.rows[stream] for stream in held]))
+        else:
+            config, calibration = self.tensors.config, self.tensors.calibration
+            draft = StreamIndex(StreamMemory(config, 1, bank.device, calibration=calibration))
+            if bank.codebook is not None:
+                draft.tensors.bank.use_codebook(bank.codebook)
+        draft.rows = {stream: row for row, stream in enumerate(held)}
+        return draft
+
+    def adopt(self, draft: StreamIndex, streams: Iterable[int]) -> None:
+        """Make these streams what they are in the draft of them."""
+        if draft.tensors.bank.codebook is not None and self.tensors.bank.codebook is None:
+            self.tensors, self.rows = draft.tensors, draft.rows
+            return
+        for stream in streams:
+            self.reset(stream)
+        kept = [stream for stream in streams if stream in draft.rows]
+        if kept:
+            rows = torch.tensor([draft.rows[stream] for stream in kept])
+            self.load(kept, draft.tensors.bank.flat(rows))
+
+    def load(self, streams: Sequence[int], flat: Mapping[str, Tensor]) -> None:
+        """Fill streams that hold nothing from what `Bank.flat` gave of as many."""
+        self._take_rows(streams)
+        rows = torch.tensor([self.rows[stream] for stream in streams], dtype=torch.int64)
+        with torch.inference_mode(False), torch.no_grad():
+            self.tensors.bank.load_flat(dict(flat), rows.to(self.tensors.device))
+
+    # -- reading ----------------------------------------------------------------------------
 
     def search(
         self, q: Tensor, stream: int, read: Read, allowed: Set[int] | None = None
@@ -146,15 +251,20 @@ class StreamIndex:
         return (normalize(vectors, dim=-1) @ normalize(q, dim=-1)).clamp(-1, 1)
 
     def _make_rows(self, streams: Mapping[int, Chunks]) -> None:
-        new = [s for s, chunks in streams.items() if s not in self.rows and len(chunks.ids)]
-        if not new:
-            return
+        self._take_rows([stream for stream, chunks in streams.items() if len(chunks.ids)])
+
+    def _take_rows(self, streams: Sequence[int]) -> None:
+        self.rows = self.rows | self._free_rows(streams)
+
+    def _free_rows(self, streams: Sequence[int]) -> dict[int, int]:
+        """A free row for each of these streams that has none; there is room for them then."""
+        new = [stream for stream in streams if stream not in self.rows]
         needed, have = len(self.rows) + len(new), self.tensors.streams
         if needed > have:
-            self.tensors.reserve(streams=max(needed, 2 * have))
+            self.tensors.reserve(streams=max(needed, have + have // 4))
         taken = set(self.rows.values())
         free = (row for row in range(self.tensors.streams) if row not in taken)
-        self.rows.update(zip(new, free, strict=False))
+        return dict(zip(new, free, strict=False))
 
 
 def _batches(streams: Mapping[int, Chunks]) -> Iterator[tuple[list[int], int, int]]:
@@ -177,9 +287,25 @@ def _batches(streams: Mapping[int, Chunks]) -> Iterator[tuple[list[int], int, in
             yield [stream for stream in group if lengths[stream] > start], start, stop
 
 
-def _cut(chunks: Chunks, start: int, stop: int) -> Chunks:
-    part = slice(start, stop)
-    return Chunks(chunks.ids[part], chunks.vectors[part], chunks.atoms[part])
+def _arguments(
+    streams: Mapping[int, Chunks], rows: Mapping[int, int], some: list[int], start: int, stop: int
+) -> dict[str, Any]:
+    """What `StreamMemory` is given to write a batch."""
+    parts = [streams[stream] for stream in some]
+    times = [part.times[start:stop] for part in parts if part.times is not None]
+    ids = [part.ids[start:stop] for part in parts]
+    return {
+        "x": _padded([part.vectors[start:stop] for part in parts]),
+        "streams": [rows[stream] for stream in some],
+        "lengths": [len(some_ids) for some_ids in ids],
+        "ids": _padded(ids),
+        "times": _padded(times) if times else None,
+    }
+
+
+def _named(chunks: Chunks, names: Tensor) -> Chunks:
+    """The same in atoms of these names [N], or more behind them."""
+    return replace(chunks, atoms=names[: len(chunks.ids)])
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from rsm_torch.text.items import Item, Time, utc_seconds
+
+UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")  # Unicode categories: control, format, separators
 
 OnDuplicate = Literal["keep", "skip"]
 Texts = str | Item | Sequence[str | Item]
@@ -110,9 +114,11 @@ def row_of(item: Item, where: str, expires: float | None = None) -> Row:
     """The row of an item, whose name in errors is `where`."""
     if not isinstance(item.text, str):
         raise TypeError(f"{where}: expected text as a str, got {_kind(item.text)}")
-    if not item.text.strip():
-        raise ValueError(f"{where}: is empty or only whitespace ({item.text[:20]!r})")
-    step, session, role = item.step, item.session, item.role
+    if is_blank(item.text):
+        raise ValueError(
+            f"{where}: is empty or only whitespace and invisible characters ({item.text[:20]!r})"
+        )
+    step, session, role = _plain_int(item.step), _plain_int(item.session), item.role
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise TypeError(f"{where}.step: expected an int, got {step!r}")
     if step is not None and not -(2**63) <= step < 2**63:
@@ -176,11 +182,11 @@ def read_expiry(ttl: float | None, now: float) -> float | None:
     """
     if ttl is None:
         return None
-    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)):
+    if isinstance(ttl, bool) or not isinstance(ttl, Real):
         raise TypeError(f"ttl: expected a number of seconds, got {ttl!r}")
     if not ttl > 0:
         raise ValueError(f"ttl: expected more than 0 seconds (math.inf: for ever), got {ttl}")
-    return None if math.isinf(ttl) else now + ttl
+    return None if math.isinf(ttl) else now + float(ttl)
 
 
 def read_stream(stream: str) -> str:
@@ -201,9 +207,20 @@ def read_words(value: str, name: str) -> str:
     """`value` trimmed, if anything is left."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected a str, got {_kind(value)}")
-    if not value.strip():
-        raise ValueError(f"{name}: is blank ({value!r})")
+    if is_blank(value):
+        raise ValueError(f"{name}: is blank ({value!r:.40})")
     return value.strip()
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of it shows: it is of spaces, controls and zero-width characters."""
+    return all(unicodedata.category(character) in UNSEEN for character in text)
+
+
+def _plain_int(value: Any) -> Any:
+    """A NumPy integer as an int; all else as it is."""
+    integral = isinstance(value, Integral) and not isinstance(value, (bool, int))
+    return int(value) if integral else value
 
 
 def read_id(id: str) -> int | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from numbers import Real
 from typing import Any, NamedTuple
 
 from rsm_torch.hits import Context, Hit
@@ -92,9 +93,13 @@ def utc_seconds(value: Time | None, name: str = "time") -> float | None:
         value = datetime(value.year, value.month, value.day)
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, Real):
         kind = type(value).__name__
         raise TypeError(f"{name}: expected seconds, a datetime or an ISO 8601 string, got {kind}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite number of seconds, got {value}")
-    return float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not math.isfinite(seconds):
+        raise ValueError(f"{name}: expected a finite number of seconds, got {value!r:.40}")
+    return seconds + 0.0  # a file makes 0.0 of -0.0

@@ -19,8 +19,12 @@ class AgentMemory(Adding, Finding, Changing, Moving):
     Args:
         embedder: what `load_embedder` accepts.
         config: how to cluster; its `dim` is the embedder's. None: the defaults, with tau as below.
+            What its limits drop or merge is deleted or merged here, too: its `ttl` counts back
+            from the newest `Item.time` of a stream, and reading does not count as use for
+            "least_used". members="none" is refused: it could find no item.
         path: a SQLite file that keeps everything, made if missing; one memory at a time may have
-            it open. The tensors are rebuilt from it on opening. None: RAM only.
+            it open. Closing keeps the tensors in it, too, so that it reopens as it was; after a
+            crash, those of streams that changed are rebuilt, to the same atoms. None: RAM only.
         device: of the embedder and of the tensors; "auto" is CUDA when there is one.
         tau: the gate's threshold, instead of a config.
         calibration: of the embedder's space: its tau (unless `config` or `tau` says another) and
@@ -32,13 +36,15 @@ class AgentMemory(Adding, Finding, Changing, Moving):
 
     Without config, tau or calibration, tau starts at the default of `RSMConfig` and is calibrated
     once, by the `add` that brings the memory to 32 items: the 0.70 quantile of the cosines, within
-    streams, of up to 50 of them, after which the streams are clustered anew. It is kept in the
-    file. (Quantiles seen with all-MiniLM-L6-v2: 0.3 for chat, 0.5 to 0.7 for web and code agents,
+    streams, of up to 50 of them, after which the streams are clustered anew. (While no stream has
+    two items, it waits for 64, and takes all pairs.) It is kept in the file. (Quantiles seen with all-MiniLM-L6-v2: 0.3 for chat, 0.5 to 0.7 for web and code agents,
     0.98 for grid games, so that no fixed number does.)
 
     Raises:
         ValueError: the file belongs to another embedder, width, config or tau; it is damaged or
-            no memory; `config` and `tau` are both given.
+            no memory, which any verb may also find when it comes to a damaged row; `config` and
+            `tau` are both given.
         BlockingIOError: the file is open in another memory or process.
-        OSError: the file cannot be opened, or the embedder not loaded.
+        OSError: the file cannot be opened or, by any verb, written, as on a full disk (nothing has
+            changed then); the embedder cannot be loaded.
     """

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -119,8 +120,7 @@ class OpenMemory:
     @locked
     def counts(self) -> dict[str, Count]:
         """Items and atoms of each stream that holds items."""
-        held = self._store.counts()
-        return {n: held[stream] for n, stream in self._state.streams.items() if stream in held}
+        return self._state.counts()
 
     @locked
     def nbytes(self) -> dict[str, int]:
@@ -128,11 +128,28 @@ class OpenMemory:
         tensors, store = self.tensors.nbytes()["total"], self._store.nbytes()
         return {"tensors": tensors, "store": store, "total": tensors + store}
 
+    @locked
+    def checkpoint(self) -> None:
+        """Keep the tensors in the file as they are now, so that opening it again is quick and
+        brings back these very tensors, even if the process is killed. `close` does it, too.
+        Without it they are rebuilt on opening, to the same atoms.
+
+        Raises:
+            OSError: the disk is full; items are not concerned.
+        """
+        self._state.checkpoint()
+
     def close(self) -> None:
         """Release the file. Closing twice does nothing."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._store.path is not None:
+                    with suppress(OSError):  # no room for what can be rebuilt: nothing is lost
+                        self._state.checkpoint()
+            finally:
                 self._store.close()
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,9 +25,18 @@ class Settings:
     calibration: Calibration | None = None
     pending: bool = False
 
+    @staticmethod
+    def enough(sizes: Sequence[int]) -> bool:
+        """Whether a tau can be calibrated from streams of so many items."""
+        least = CALIBRATE_AT if max(sizes, default=0) > 1 else 2 * CALIBRATE_AT
+        return sum(sizes) >= least
+
     def calibrated(self, vectors: Tensor, streams: Tensor) -> Settings:
-        """With the tau of these embeddings [N, D] of the streams [N]."""
-        found = calibrate_tau(vectors, embedder=self.embedder, groups=streams)
+        """With the tau of these embeddings [N, D] of the streams [N]: of pairs within a stream,
+        or of all pairs if no stream has two."""
+        alone = len(streams.unique()) == len(streams)
+        groups = None if alone else streams
+        found = calibrate_tau(vectors, embedder=self.embedder, groups=groups)
         return replace(self, config=replace(self.config, tau=found.tau), pending=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,6 +132,11 @@ def _check(
     if config is not None and config.dim != embedder.dim:
         raise ValueError(
             f"config: dim is {config.dim}, embedder {embedder.name!r} has width {embedder.dim}"
+        )
+    if config is not None and config.members == "none":
+        raise ValueError(
+            "config: members='none' keeps nothing of a single item, so that none could be found; "
+            "choose members='full' or 'coefficients'"
         )
     if calibration is not None and calibration.embedder not in (None, embedder.name):
         raise ValueError(

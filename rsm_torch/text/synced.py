@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rsm_torch.text.index import StreamIndex
+from rsm_torch.text import snapshot
+from rsm_torch.text.index import Changed, StreamIndex
 from rsm_torch.text.intake import Row
-from rsm_torch.text.settings import CALIBRATE_AT, Settings
+from rsm_torch.text.items import Count
+from rsm_torch.text.settings import Settings
 from rsm_torch.text.store import Chunks, Content, Found, ItemStore
 
 
-class SyncedMemory:
-    """Every change is one transaction of the store that spans the change of the tensors.
+@dataclass
+class Change:
+    """A change under way: the streams it concerns, what to do to the tensors once it is
+    committed, and whether it takes anything away."""
 
-    The store is the truth: should anything fail on the way, it rolls back, and the tensors of
-    the streams concerned are filled from it again.
+    streams: set[int]
+    erases: bool = False
+    steps: list[Callable[[], None]] = field(default_factory=list)
+
+
+class SyncedMemory:
+    """Every change is decided first, then put on record in one transaction of the store, and then
+    made to the tensors.
+
+    The store is the truth. If the transaction fails, the tensors have not changed; should they
+    fail to follow it, those of the streams concerned are filled from the store again.
     """
 
     def __init__(self, store: ItemStore, settings: Settings, device: str):
         self.store, self.settings, self._device = store, settings, device
         self.streams = store.streams()
         self.index = self._new_index(settings)
-        self.index.assign(store.chunks())
+        last = snapshot.restore(store, self.index)
+        tail = {s: some for s, some in self._chunks(last).items() if len(some.ids)}
+        self._changed = set(tail)  # streams without a snapshot of all they hold
+        changed = self.index.assign(tail)
+        if changed.removed or changed.merged:  # an older version did not know of limits
+            with self._change(set(tail)) as change:
+                self._record(change, changed)
+
+    def counts(self) -> dict[str, Count]:
+        """Live items and atoms of each stream that holds any, in order of first appearance."""
+        held, expired = self.index.count(), self.store.streams_with_expired()
+        if expired:
+            others = {s: count for s, count in held.items() if s not in expired}
+            held = others | self.store.counts(expired)
+        return {name: held[stream] for name, stream in self.streams.items() if stream in held}
 
     # -- changes ----------------------------------------------------------------------------
 
@@ -37,36 +67,41 @@ class SyncedMemory:
         Args:
             settings: to go on with instead of the present ones, of the same embedder.
         """
-        touched: set[int] = set()
-        with self._change(touched):
-            items: list[list[int]] = []
-            written: dict[int, Chunks] = {}
-            given: dict[int, Chunks] = {}
+        settings = settings or self.settings
+        timed = settings.config.ttl is not None
+        items: list[list[int]] = []
+        written: dict[int, Chunks] = {}
+        given: dict[int, Chunks] = {}
+        with self._change(set()) as change:
             for name, content in new.items():
                 if name not in self.streams:
                     self.streams[name] = self.store.add_stream(name)
                 stream = self.streams[name]
-                touched.add(stream)
-                ids, chunks = self.store.insert(stream, content.rows, content.vectors)
-                items.append(ids)
-                if content.atoms is None:
-                    written[stream] = Chunks(chunks, content.vectors, chunks)
-                else:
-                    atoms = _founders(content.atoms, chunks)
-                    given[stream] = Chunks(chunks, content.vectors, atoms)
-            fresh = self._renewed(settings or self.settings, given, written)
-        self.settings, self.index = fresh
+                change.streams.add(stream)
+                items.append(self.store.insert(stream, content.rows))
+                ids = self.store.insert_chunks(stream, items[-1], content.vectors)
+                atoms = ids if content.atoms is None else _founders(content.atoms, ids)
+                into = written if content.atoms is None else given
+                times = _times(content.rows) if timed else None
+                into[stream] = Chunks(ids, content.vectors, atoms, times)
+            self._place(change, settings, given, written)
         return items
 
-    def replace(self, id: int, row: Row, vector: Tensor) -> None:
-        """New content for an item: its chunk is forgotten and a new one written."""
+    def replace(self, id: int, row: Row, vector: Tensor | None) -> None:
+        """New content for an item: its chunk is forgotten and a new one written, with this
+        embedding [D] or that of the old one."""
         old, stream = self.store.chunk_of(id)
-        with self._change({stream}):
+        if vector is None:
+            vector = self.store.vectors([old]).vectors[0]
+        with self._change({stream}, erases=True) as change:
             self.store.change(id, row)
-            new = self.store.replace_chunk(stream, id, vector)
-            self.index.forget(stream, [old])
-            self._write(self.index, {stream: Chunks(new, vector[None], new)})
-        self.store.scrub()
+            self.store.delete_chunk(old)
+            ids = self.store.insert_chunks(stream, [id], vector[None])
+            draft = self.index.draft({stream})
+            draft.forget(stream, [old])
+            times = None if self.settings.config.ttl is None else _times([row])
+            new = Chunks(ids, vector[None], ids, times)
+            self._adopt(change, draft, draft.write({stream: new}))
 
     def change(self, id: int, row: Row) -> None:
         """New fields for an item; nothing to embed."""
@@ -76,73 +111,133 @@ class SyncedMemory:
 
     def delete(self, gone: Mapping[int, Sequence[Found]]) -> int:
         """Remove items of each stream; how many."""
-        with self._change(gone):
-            for stream, some in gone.items():
-                self.store.delete(found.item for found in some)
-                if some:
-                    self.index.forget(stream, [found.chunk for found in some])
-        self.store.scrub()
-        return sum(map(len, gone.values()))
+        chunks = {stream: [found.chunk for found in some] for stream, some in gone.items() if some}
+        if chunks:
+            with self._change(set(chunks), erases=True) as change:
+                for stream, some in chunks.items():
+                    self.store.delete(found.item for found in gone[stream])
+                    change.steps.append(partial(self.index.forget, stream, some))
+        return sum(map(len, chunks.values()))
 
     def reembed(self, settings: Settings, chunks: Sequence[int], vectors: Tensor) -> None:
         """New vectors [N, D] for all chunks there are; all streams clustered anew."""
-        with self._change(()):
+        with self._change(set(self.index.rows), erases=True) as change:
             self.store.set_vectors(chunks, vectors)
-            settings.save(self.store)
-            fresh = self._clustered(settings)
-        self.settings, self.index = fresh
-        self.store.scrub()
+            self._cluster_anew(change, settings)
+
+    def checkpoint(self) -> None:
+        """Keep the tensors for the next opening."""
+        snapshot.keep(self.store, self.index, self._changed)
+        self._changed = set()
 
     @contextmanager
-    def _change(self, touched: Iterable[int]) -> Iterator[None]:
+    def _change(self, streams: set[int], erases: bool = False) -> Iterator[Change]:
+        change = Change(streams, erases)
         try:
             with self.store.transaction():
-                yield
-        except BaseException:
+                yield change
+                if change.erases:
+                    self.store.drop_snapshots(change.streams)
+        except BaseException as error:
             self.streams = self.store.streams()
-            self.index.reload(self.store.chunks(touched))
+            if not isinstance(error, Exception):  # an interrupt may fall behind the commit
+                self._reload(change.streams)
             raise
+        self._changed |= change.streams
+        untrained = self.index.tensors.bank.codebook is None
+        try:
+            for step in change.steps:
+                step()
+        except BaseException as error:
+            self._reload(change.streams)
+            if not isinstance(error, (RuntimeError, MemoryError)):
+                raise  # else there was no room, as on a GPU, and now there is
+        if untrained and self.index.tensors.bank.codebook is not None:
+            self._changed |= set(self.index.rows)  # all rows are held by the codebook now
+        if change.erases:
+            self.store.scrub()
+
+    def _reload(self, streams: set[int]) -> None:
+        self.index.reload(self._chunks(dict.fromkeys(streams, 0)))
 
     # -- clustering -------------------------------------------------------------------------
 
-    def _renewed(
-        self, settings: Settings, given: dict[int, Chunks], written: dict[int, Chunks]
-    ) -> tuple[Settings, StreamIndex]:
-        """Settings and index with new chunks added, whose atoms are `given` or to be found."""
-        index = self.index
+    def _place(
+        self,
+        change: Change,
+        settings: Settings,
+        given: dict[int, Chunks],
+        written: dict[int, Chunks],
+    ) -> None:
+        """Find the atoms of new chunks that are in the store already."""
+        if settings.pending and settings.enough(self._sizes(given, written)):
+            change.streams |= set(self.index.rows)
+            self._cluster_anew(change, settings)
+            return
         if settings is not self.settings:
             settings.save(self.store)
             index = self._new_index(settings)
-        for chunks in given.values():
-            self.store.set_atoms(chunks.ids, chunks.atoms)
-        if settings.pending and self._enough():
-            return self._clustered(settings)
-        index.assign(given)
-        self._write(index, written)
-        return settings, index
+            self._record(change, index.assign(given), index.write(written))
+            change.steps.append(lambda: self._go_on(settings, index))
+            return
+        plan = None if given else self.index.plan(written)
+        if plan is not None:
+            self._record(change, plan[0])
+            change.steps.append(plan[1])
+        else:
+            draft = self.index.draft(change.streams)
+            self._adopt(change, draft, draft.assign(given), draft.write(written))
 
-    def _clustered(self, settings: Settings) -> tuple[Settings, StreamIndex]:
-        """All streams clustered anew, by a tau of their own embeddings if it is pending."""
-        streams = self.store.chunks()
-        if settings.pending and self._enough():
+    def _cluster_anew(self, change: Change, settings: Settings) -> None:
+        """All streams, by a tau of their own embeddings if it is pending."""
+        streams = self._chunks(None)
+        if settings.pending and settings.enough([len(c.ids) for c in streams.values()]):
             vectors = [chunks.vectors for chunks in streams.values()]
             owner = [torch.full((len(c.ids),), stream) for stream, c in streams.items()]
             settings = settings.calibrated(torch.cat(vectors), torch.cat(owner))
-            settings.save(self.store)
+        settings.save(self.store)
         index = self._new_index(settings)
-        self._write(index, streams)
-        return settings, index
+        change.erases = True
+        self._record(change, index.write(streams))
+        change.steps.append(lambda: self._go_on(settings, index))
 
-    def _enough(self) -> bool:
-        items = [count.items for count in self.store.counts().values()]
-        return sum(items) >= CALIBRATE_AT and max(items) > 1
+    def _go_on(self, settings: Settings, index: StreamIndex) -> None:
+        self.settings, self.index = settings, index
 
-    def _write(self, index: StreamIndex, streams: dict[int, Chunks]) -> None:
-        for stream, atoms in index.write(streams).items():
-            self.store.set_atoms(streams[stream].ids, atoms)
+    def _adopt(self, change: Change, draft: StreamIndex, *changed: Changed) -> None:
+        self._record(change, *changed)
+        change.steps.append(lambda: self.index.adopt(draft, change.streams))
+
+    def _record(self, change: Change, *all_changed: Changed) -> None:
+        """Names of atoms, and what limits made go, into the store."""
+        for changed in all_changed:
+            self.store.rename_atoms(changed.merged)
+            for chunks in changed.chunks.values():
+                self.store.set_atoms(chunks.ids, chunks.atoms)
+            self.store.delete_items_of(changed.removed)
+            change.erases = change.erases or bool(changed.removed or changed.merged)
+
+    def _sizes(self, *new: dict[int, Chunks]) -> list[int]:
+        """Chunks of each stream, new ones included."""
+        sizes = {stream: count.items for stream, count in self.index.count().items()}
+        for some in new:
+            for stream, chunks in some.items():
+                sizes[stream] = sizes.get(stream, 0) + len(chunks.ids)
+        return list(sizes.values())
+
+    # -- chunks -----------------------------------------------------------------------------
+
+    def _chunks(self, after: Mapping[int, int] | None) -> dict[int, Chunks]:
+        return self.store.chunks(after, times=self.settings.config.ttl is not None)
 
     def _new_index(self, settings: Settings) -> StreamIndex:
-        return StreamIndex(settings.config, self._device, settings.calibration)
+        return StreamIndex.new(settings.config, self._device, settings.calibration)
+
+
+def _times(rows: Sequence[Row]) -> Tensor:
+    """[N] float64 seconds, NaN where unknown."""
+    times = [math.nan if row.time is None else row.time for row in rows]
+    return torch.tensor(times, dtype=torch.float64)
 
 
 def _founders(labels: Tensor, chunks: Tensor) -> Tensor:

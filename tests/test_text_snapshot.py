@@ -1,0 +1,206 @@
+"""Tensors kept in a memory's file: only ever what the file says, and never needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from text_support import Hashed, partition, state_of, words
+
+from rsm_torch.config import RSMConfig
+from rsm_torch.text import AgentMemory
+from rsm_torch.text import store as stores
+
+
+class Wide(Hashed):
+    name, dim = "test/wide", 24
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "m.db"
+    with AgentMemory(Hashed(), path=file, tau=0.4) as memory:
+        memory.add_many({s: [f"{s} SECRET {n}" for n in range(30)] for s in "abc"})
+        memory.add([f"one {n}" for n in range(5)], "b")
+    return file
+
+
+def everything(memory) -> dict:
+    out = {s: state_of(memory, s) for s in memory.streams()}
+    for scores in ({}, {"atom_score": "full_basis", "chunk_score": "subspace"}):
+        out[str(scores)] = [
+            memory.search("b SECRET 3", s, top_k=7, top_atoms=2, **scores) for s in memory.streams()
+        ]
+    out["contexts"] = [
+        memory.context("b SECRET 3", s, 60, tokenizer=words) for s in memory.streams()
+    ]
+    return out
+
+
+def opened_whole(path, monkeypatch, embedder=None) -> int:
+    """Open a memory, see that it holds what its file says, and say how many chunks were read
+    from the file to do so."""
+    read = []
+    good = stores.ItemStore.chunks
+
+    def chunks(self, *args, **kwargs):
+        found = good(self, *args, **kwargs)
+        read.append(sum(len(c.ids) for c in found.values()))
+        return found
+
+    monkeypatch.setattr(stores.ItemStore, "chunks", chunks)
+    with AgentMemory(embedder or Hashed(), path=path) as memory:
+        monkeypatch.setattr(stores.ItemStore, "chunks", good)
+        for stream in memory.streams():
+            row, known = memory.slot(stream), memory._state.streams[stream]
+            held, stored = memory.tensors.members(row), memory._store.chunks({known: 0})[known]
+            assert torch.equal(held.ids, stored.ids)
+            unit = torch.nn.functional.normalize(stored.vectors, dim=-1)
+            torch.testing.assert_close(held.vectors, unit)
+            assert torch.equal(memory.tensors.atom_labels(row)[held.atoms], stored.atoms)
+        assert len(memory.streams()) == len(memory._state.index.rows)
+        total = sum(count.items for count in memory.counts().values())
+        assert int(memory.tensors.counts().members.sum()) == total
+    return read[0]
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "pq"])
+@pytest.mark.parametrize("members", ["full", "coefficients"])
+def test_a_reopened_memory_answers_as_it_did(tmp_path, storage, members):
+    path = tmp_path / "m.db"
+    config = RSMConfig(16, tau=0.4, rank=3, storage=storage, members=members)
+    with AgentMemory(Hashed(), config, path) as memory:
+        for n in range(9):
+            memory.add_many({s: [f"{s} SECRET {n} {k}" for k in range(12)] for s in "abc"})
+        memory.delete_all("c")
+        memory.delete("5")
+        memory.update("40", text="other words")
+        memory.add("last", "d")
+        trained = memory.tensors.bank.codebook is not None
+        before = everything(memory)
+    assert trained == (storage == "pq" and members == "full")
+    for _ in range(2):
+        with AgentMemory(Hashed(), path=path) as memory:
+            assert everything(memory) == before
+    # And it goes on as it would have.
+    with AgentMemory(Hashed(), path=path) as memory:
+        memory.add([f"and {n}" for n in range(30)], "a")
+        again = everything(memory)
+    with AgentMemory(Hashed(), path=path) as memory:
+        assert everything(memory) == again
+
+
+def test_only_what_was_added_since_is_read(path, monkeypatch):
+    assert opened_whole(path, monkeypatch) == 0
+    memory = AgentMemory(Hashed(), path=path)
+    memory.add_many({"a": ["more"], "new": ["x", "y"]})
+    memory.fork("b", "d")
+    memory._store.close()  # as when the process ends here
+    memory._closed = True
+    assert opened_whole(path, monkeypatch) == 38
+    assert opened_whole(path, monkeypatch) == 0
+
+
+def test_a_checkpoint_is_what_a_killed_process_comes_back_to(path, monkeypatch):
+    memory = AgentMemory(Hashed(), path=path)
+    memory.delete_all("c")
+    memory.add_many({"a": ["more"], "new": ["x", "y"]})
+    memory.checkpoint()
+    before = everything(memory)
+    memory._store.close()
+    memory = AgentMemory(Hashed(), path=path)
+    assert everything(memory) == before
+    memory.close()
+    assert opened_whole(path, monkeypatch) == 0
+
+
+def test_after_a_crash_atoms_are_the_same_and_bases_those_of_a_rebuild(path):
+    memory = AgentMemory(Hashed(), path=path)
+    memory.add_many({"a": [f"more {n}" for n in range(20)]})
+    memory.delete("7")
+    atoms = {s: (partition(memory, s), memory.get_all(s)) for s in memory.streams()}
+    memory._store.close()
+    with AgentMemory(Hashed(), path=path) as memory:
+        assert {s: (partition(memory, s), memory.get_all(s)) for s in memory.streams()} == atoms
+        bank = memory.tensors.bank
+        rebuilt = memory._state._new_index(memory._state.settings)
+        rebuilt.assign(memory._store.chunks())
+        for name, stream in memory._state.streams.items():
+            # Of "a" nothing else is left; the others go on from blocks that a rebuild takes whole.
+            near, row = 1e-4 if name == "a" else 0.02, memory._state.index.rows[stream]
+            other, n = rebuilt.rows[stream], int(bank.n_atoms[row])
+            for kind in ("sums", "singular", "atom_labels"):
+                kept, anew = getattr(bank, kind), getattr(rebuilt.tensors.bank, kind)
+                torch.testing.assert_close(kept[row, :n], anew[other, :n], rtol=0, atol=near)
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        (lambda m: m.delete("5"), 29),
+        (lambda m: m.update("5", text="harmless"), 30),
+        (lambda m: m.delete_all("b"), 0),
+        (lambda m: m.delete_all("b", where={"step": None}), 0),
+        (lambda m: m.update("5", metadata={"k": 1}), 0),
+    ],
+)
+def test_whatever_erases_takes_the_snapshot_of_that_stream_away(path, monkeypatch, change, read):
+    memory = AgentMemory(Hashed(), path=path)
+    change(memory)
+    memory._store.close()
+    assert opened_whole(path, monkeypatch) == read
+    assert opened_whole(path, monkeypatch) == 0
+
+
+def test_a_rolled_back_deletion_keeps_it(path, monkeypatch):
+    with AgentMemory(Hashed(), path=path) as memory:
+        monkeypatch.setattr(memory._store, "delete", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            memory.delete("5")
+        assert sorted(memory._store.snapshots()) == [1, 2, 3]
+    monkeypatch.undo()
+    assert opened_whole(path, monkeypatch) == 0
+
+
+def test_reembedding_takes_all_away(path, monkeypatch):
+    memory = AgentMemory(Hashed(), path=path)
+    memory.reembed(Wide())
+    assert memory._store.snapshots() == {}
+    memory._store.close()
+    assert opened_whole(path, monkeypatch, Wide()) == 95
+
+
+FAULTS = {
+    "damaged": "UPDATE snapshots SET body = zeroblob(length(body))",
+    "of other chunks": "UPDATE snapshots SET rows = rows + 1",
+    "of more chunks": "UPDATE snapshots SET chunks = chunks + 1",
+    "empty": "UPDATE snapshots SET body = x''",
+    "another's": "UPDATE snapshots SET body = (SELECT body FROM snapshots WHERE stream = 3)",
+}
+
+
+@pytest.mark.parametrize("resummed", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_snapshot_that_does_not_fit_is_rebuilt(path, monkeypatch, fault, resummed):
+    with AgentMemory(Hashed(), path=path) as memory:
+        before = everything(memory)
+        memory._store._db.run(FAULTS[fault])
+        if resummed:  # whole, and yet not of this stream
+            memory._store._db.run("UPDATE snapshots SET sum = checksum(stream, chunks, rows, body)")
+    read = opened_whole(path, monkeypatch)
+    assert read == (65 if fault == "another's" else 95)
+    with AgentMemory(Hashed(), path=path) as memory:
+        for stream in memory.streams():
+            assert memory.get_all(stream) == before[stream][0]
+    assert opened_whole(path, monkeypatch) == 0
+
+
+def test_a_stream_written_alone_costs_about_its_own_bytes(tmp_path):
+    path = tmp_path / "m.db"
+    with AgentMemory(Hashed(), path=path, tau=0.4) as memory:
+        memory.add_many({f"s{n}": [f"{n} {k}" for k in range(5)] for n in range(50)})
+    with AgentMemory(Hashed(), path=path) as memory:
+        memory.add("more", "s7")
+        put = []
+        good = memory._store.put_snapshots
+        memory._store.put_snapshots = lambda some: [put.append(some), good(some)]
+    assert [list(some) for some in put] == [[8]]
