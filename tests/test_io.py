@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from memory_support import chunks, filled, same, state
 from safetensors.torch import load_file
-from test_memory import chunks, filled, same, state
 
 from rsm_torch.config import RSMConfig
 from rsm_torch.io import fingerprint

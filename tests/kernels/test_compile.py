@@ -135,4 +135,7 @@ def test_rows_that_begin_anywhere(device, dtype, monkeypatch):
 def test_a_block_against_itself_fits_the_bound(monkeypatch):
     # Narrow rows make small tiles of atoms, and then the block's own products are the largest.
     for device, D in itertools.product(("sm_80", "sm_90"), (1, 8, 16)):
-        check_write(monkeypatch, device, 64, 512, 64, D, FP32)
+        made = recorded(gate_kernels, monkeypatch, device, lambda D=D: write(64, 512, 64, D, FP32))
+        (usage,) = check(device, [m for m in made if m[0].__name__ == "products"], {"products"})
+        tile = gate_launch.choose(S, 64, 512, 64, D, FP32, DEVICES[device]).atoms
+        assert 64 * 64 * 4 <= usage.shared <= tile.shared(64, 4)

@@ -20,7 +20,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 WIDEST = 5120
 WIDTHS = (1, 3, 8, 16, 32, 33, 64, 100, 257, 384, 768, 1000, 1024, 4096, WIDEST)
 LENGTHS = (64, 32, 16, 1, 200)  # the largest block first: it needs the most registers
-ROOM = (0, 64, 300, 4096)  # atoms
+ROOM = (0, 64, 150, 300, 4096)  # atoms
 USUAL, ODD = 384, 100  # widths at which everything else is varied
 MODES = (("all", "max_member"), ("nearest", "max_member"), ("all", "centroid"))
 
@@ -40,7 +40,7 @@ def gate_parts(device, T, M, D, dtype, padded) -> set[tuple]:
 def compiled_writes(device, D):
     """(T, M, D, dtype, padded) of the writes that -m full compiles for a width."""
     layouts = (0, 1) if D % 16 == 0 else (0,)
-    rooms = ROOM if D in (USUAL, ODD) else ROOM[2:3]
+    rooms = ROOM if D in (USUAL, ODD) else ROOM[3:4]
     yield from itertools.product(LENGTHS, rooms, (D,), (FP32, FP16, BF16), layouts)
 
 

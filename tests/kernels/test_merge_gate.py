@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from gate_cases import Tally, check_backend, chunks
@@ -143,6 +144,41 @@ def test_blocks_do_not_matter(monkeypatch):
         out.append(merge_gate(x, valid, slots, *state, tau=0.7)[0])
     assert all(torch.equal(out[0], o) for o in out[1:])
     assert out[0].max() > 2
+
+
+@pytest.mark.parametrize("routing", ["max", "centroid_first"])
+@pytest.mark.parametrize("members", ["none", "all", "nearest"])
+def test_the_scan_in_torch_is_the_scan_in_numpy(members, routing):
+    """On a GPU `decide` runs in torch, which no other test here does."""
+    T, B, W, D = 9, 3, 14, 8
+    n = torch.tensor([3, 0, 5])
+    opened = 0
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        x = chunks("clustered", B, T, D, g)
+        valid = torch.rand(T, B, generator=g) < 0.8
+        x = torch.where(valid.T[..., None], x, 0)
+        s = torch.randn(B, W, D, generator=g)
+        dead = torch.arange(W) >= n[:, None]
+        s[dead] = 0
+        c = (x @ s.mT).transpose(0, 1).masked_fill(dead, -torch.inf)
+        products = (x @ x.mT).transpose(0, 1).contiguous()
+        arrays = [valid, c.contiguous(), products, s.square().sum(-1), n]
+        if members == "all":
+            best = torch.rand(T, B, generator=g) * 2 - 1
+            best[:, 1] = -torch.inf
+            atom = torch.where(n > 0, (torch.rand(T, B, generator=g) * n).long(), W - 1)
+            arrays += chunkwise.with_block(products, valid.T, best, atom, W - 1)
+        elif members == "nearest":
+            best = torch.rand(T, B, W, generator=g) * 2 - 1
+            arrays.append(best.masked_fill(dead, -torch.inf))
+        copies = [a.clone().numpy() for a in arrays]
+        got = chunkwise.decide(torch, *arrays, tau=0.7, routing=routing)
+        want = chunkwise.decide(np, *copies, tau=0.7, routing=routing)
+        for a, b in zip(got, want, strict=True):
+            assert np.array_equal(a.numpy(), b)
+        opened += int(got[1].sum())
+    assert opened > 40
 
 
 def test_an_unknown_backend_is_refused():

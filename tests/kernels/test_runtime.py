@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rsm_kernels import runtime
-from rsm_kernels.atom_search import atom_search
+from rsm_kernels.atom_search import Decode, atom_search
 from rsm_kernels.atom_search import launch as search_launch
 from rsm_kernels.merge_gate import chunkwise, launch, merge_gate
 from rsm_kernels.runtime import Device
@@ -152,6 +152,48 @@ def test_less_shared_memory_means_a_smaller_launch_and_too_little_an_error():
     assert len(set(sizes)) > 2
     with pytest.raises(ValueError, match=r"sm_90 offers 4096 bytes.*backend='chunkwise'"):
         launch.choose(64, 64, 512, 64, 384, torch.bfloat16, Device("sm_90", 4 * KIB, 132))
+
+
+def test_rows_that_begin_anywhere_get_the_tiles_of_odd_widths():
+    members = torch.empty(2, 8, 385, dtype=torch.bfloat16)
+    assert launch.aligned(members[..., :384].contiguous())
+    assert not launch.aligned(members[..., :384])  # 385 apart
+    assert not launch.aligned(torch.empty(2, 8, 400)[..., 1:385])  # begins off by one
+    assert not launch.aligned(torch.empty(2 * 3200 + 2)[:6402].as_strided((2, 8, 384), (3201, 400, 1)))
+    shape = (64, 64, 512, 64, 384, torch.bfloat16, DEVICES[2])
+    plain, odd = launch.choose(*shape), launch.choose(*shape, False, True)
+    assert odd.members == launch.choose(64, 64, 512, 64, 385, *shape[5:]).members != plain.members
+    assert odd.atoms == plain.atoms
+    assert launch.choose(*shape, True, False).atoms.stages == 1
+
+
+def test_a_block_times_itself_counts_as_shared_memory():
+    for D in (1, 8, 16):
+        assert launch.tile(torch.float32, 64, D, DEVICES[2]).shared(64, 4) >= 64 * 64 * 4
+
+
+def test_auto_falls_back_where_shared_memory_is_too_little(monkeypatch):
+    monkeypatch.setattr(runtime, "why_not", lambda _: None)
+    monkeypatch.setattr(runtime, "device_of", lambda _: Device("sm_90", KIB, 132))
+    x, _, _, sums, _, members, *_ = gate_arguments()
+    assert "offers 1024 bytes of shared memory" in launch.why_not(x, sums, members)
+    q, _, sums, basis, _, members, *_ = search_arguments()
+    assert "offers 1024 bytes of shared memory" in search_launch.why_not(q, sums, basis, members)
+    with pytest.raises(RuntimeError, match=r"'triton' cannot run: .*shared memory"):
+        merge_gate(*gate_arguments(), tau=0.5, backend="triton")
+    with pytest.raises(RuntimeError, match=r"'triton' cannot run: .*shared memory"):
+        atom_search(*search_arguments(), top_atoms=1, top_k=1, backend="triton")
+
+
+def test_the_reference_leaves_results_where_the_inputs_are():
+    # Whatever is made without naming a device would land on meta, and fail.
+    decode = Decode(lambda at, n: torch.zeros(1, 1, 4, device="cpu"), lambda at, n: bases)
+    gate, search = gate_arguments(), search_arguments()
+    bases = search[3]
+    with torch.device("meta"):
+        atoms, opened = merge_gate(*gate, tau=0.5, backend="reference")
+        found = atom_search(*search, top_atoms=1, top_k=1, decode=decode, backend="reference")
+    assert {t.device.type for t in (atoms, opened, *found)} == {"cpu"}
 
 
 def test_one_warp_scans_on_amd():

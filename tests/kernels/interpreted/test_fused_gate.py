@@ -201,15 +201,76 @@ def test_rows_past_two_to_the_31_elements(tmp_path):
 
 
 @pytest.mark.parametrize("mode", BOTH, ids=name)
+def test_rows_far_apart(mode, tmp_path):
+    """Members of streams side by side: 32 rows of a tile span 2^31 elements of a sparse file."""
+    S, N, D = 1 << 17, 64, 512
+    storage = torch.UntypedStorage.from_file(str(tmp_path / "members"), True, N * S * D * 2)
+    rows = torch.tensor([], dtype=torch.float16).set_(storage, 0, (N, S, D))
+    rows[40, 5, 0] = 1
+    owner = (torch.arange(N) == 40).to(torch.int32).expand(S, N)
+    sums = torch.zeros(8, 2, D)
+    sums[5, 0, 1], sums[5, 1, 2], sums[5, 1, 0] = 1, 1, 1
+    x = torch.zeros(1, 1, D)
+    x[0, 0, 0] = 1
+    atoms, opened = merge_gate(
+        x, torch.ones(1, 1, dtype=torch.bool), torch.tensor([5]), sums, torch.full((8,), 2),
+        rows.transpose(0, 1), owner, torch.full((8,), N), tau=0.9, backend="triton", **mode,
+    )  # fmt: skip
+    assert atoms.tolist() == [[1]]
+    assert not opened.any()
+
+
+def test_sums_far_apart(tmp_path):
+    S, M, D = 1 << 17, 40, 512
+    storage = torch.UntypedStorage.from_file(str(tmp_path / "sums"), True, M * S * D * 4)
+    rows = torch.tensor([], dtype=torch.float32).set_(storage, 0, (M, S, D))
+    rows[31, 5, 3] = 2
+    x = torch.zeros(1, 1, D)
+    x[0, 0, 3] = 1
+    empty = torch.zeros(8, 0, D), torch.zeros(8, 0, dtype=torch.int32), torch.zeros(8).long()
+    atoms, _ = merge_gate(
+        x, torch.ones(1, 1, dtype=torch.bool), torch.tensor([5]), rows.transpose(0, 1),
+        torch.full((8,), M), *empty, tau=0.9, backend="triton",
+    )  # fmt: skip
+    assert atoms.tolist() == [[31]]
+
+
+@pytest.mark.parametrize("backend", ["triton", "auto"])
+def test_the_centroid_gate_needs_no_rows_of_members(backend):
+    state, x, valid, slots = written(T=6)
+    sums, n_atoms, members, owner, n_members = state.tensors(torch.float32)
+    mode = {"tau": 0.7, "gate": "centroid"}
+    want = merge_gate(x, valid, slots, sums, n_atoms, members, owner, n_members, **mode)
+    coded = torch.zeros(len(sums), 3, 2, dtype=torch.int8)
+
+    def scores(*_):
+        raise AssertionError("a member was looked at")
+
+    got = merge_gate(
+        x, valid, slots, sums, n_atoms, coded, owner, n_members, scores=scores, backend=backend,
+        **mode,
+    )  # fmt: skip
+    assert torch.equal(got[0], want[0])
+    with pytest.raises(RuntimeError, match="not held as rows"):
+        merge_gate(
+            x, valid, slots, sums, n_atoms, coded, owner, n_members, scores=scores,
+            backend="triton", tau=0.7,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", BOTH, ids=name)
 def test_operators_keep_the_promises_torch_asks_of_them(mode):
     state, x, valid, slots = written(T=5)
     sums, n_atoms, *rows = state.tensors(torch.float32)
     settings = (0.7, *mode.values())
-    torch.library.opcheck(op.merge_gate, (x, valid, slots, sums, n_atoms, *rows, *settings))
+    strided = valid.mT.contiguous().mT
+    for given in (valid, strided):
+        torch.library.opcheck(op.merge_gate, (x, given, slots, sums, n_atoms, *rows, *settings))
     sums, counts = sums.nan_to_num(), torch.zeros(sums.shape[:2], dtype=torch.int32)
-    torch.library.opcheck(
-        op.merge_gate_, (x, valid, slots, sums, counts, n_atoms, *rows, *settings)
-    )
+    for given in (valid, strided):
+        torch.library.opcheck(
+            op.merge_gate_, (x, given, slots, sums, counts, n_atoms, *rows, *settings)
+        )
 
 
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])

@@ -11,7 +11,7 @@ import triton.language as tl
 from test_atom_search import ATOM, CHUNK, state
 from torch.nn.functional import normalize
 
-from rsm_kernels.atom_search import atom_search, launch, op
+from rsm_kernels.atom_search import atom_search, fused, launch, op
 from rsm_kernels.atom_search.fused import rank_key
 from rsm_kernels.runtime import INTERPRETER
 from rsm_torch import RSMConfig, StreamMemory
@@ -123,6 +123,58 @@ def test_layouts_do_not_matter():
     )  # fmt: skip
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
+
+
+def far_apart(path, name, shape, dims, dtype=torch.float32):
+    """Zeros [*shape] of a sparse file, with two dimensions exchanged."""
+    bytes_ = torch.Size(shape).numel() * dtype.itemsize
+    storage = torch.UntypedStorage.from_file(str(path / name), True, bytes_)
+    return torch.tensor([], dtype=dtype).set_(storage, 0, shape).transpose(*dims)
+
+
+def test_rows_far_apart(tmp_path):
+    """Rows of a tile, of sums, members and bases, span 2^31 elements."""
+    wide, D = 1 << 17, 512
+    members = far_apart(tmp_path, "members", (40, wide, D), (0, 1), torch.float16)
+    sums = far_apart(tmp_path, "sums", (40, wide, D), (0, 1))
+    basis = far_apart(tmp_path, "basis", (6, 1 << 13, 40, D * 2), (0, 2), torch.float16)
+    basis = basis[..., :D].transpose(0, 1).expand(1 << 13, 40, 6, D)
+    members[5, 35, 3], members[5, 2, 7], sums[5, 35, 3] = 1, 1, 2
+    basis[5, 35, 5, 3] = 1
+    owner = torch.arange(40, dtype=torch.int32).expand(8, 40)
+    live = torch.full((8,), 40)
+    q = torch.zeros(1, 1, D)
+    q[0, 0, 3] = 1
+    for atom, chunk in (("centroid", "cosine"), ("full_basis", "subspace")):
+        places, scores = atom_search(
+            q, torch.tensor([5]), sums, basis, live, members, owner, live,
+            top_atoms=1, top_k=1, atom_score=atom, chunk_score=chunk, backend="triton",
+        )  # fmt: skip
+        assert places.tolist() == [[[35]]]
+        assert scores.tolist() == [[[1.0]]]
+
+
+def test_only_the_first_axis_of_a_grid_is_long(monkeypatch):
+    # A device takes 2^31 - 1 programs on the first axis, 65,535 on the others.
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    monkeypatch.setattr(fused, "score_atoms", Kernel())
+    monkeypatch.setattr(fused, "score_members", Kernel())
+    monkeypatch.setattr(op, "unpack", lambda keys: (keys.float() * 0, torch.zeros_like(keys)))
+    B, N = 2, 3_000_000
+    atom_search(
+        torch.zeros(B, 1, 4), torch.arange(B), torch.zeros(1, 1, 4).expand(B, 9, 4),
+        torch.zeros(1, 1, 1, 4).expand(B, 9, 1, 4), torch.full((B,), 9),
+        torch.zeros(1, 1, 4).expand(B, N, 4), torch.zeros(1, 1, dtype=torch.int32).expand(B, N),
+        torch.full((B,), N), top_atoms=1, top_k=1, backend="triton",
+    )  # fmt: skip
+    assert max(grid[0] for grid in grids) >= B * N // 32
+    assert all(side <= 65_535 for grid in grids for side in grid[1:])
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 1, 0, 4), (2, 1, 5, 0)])
