@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOAT = 4  # bytes
+BLOCK = 64  # most chunks decided together
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,24 @@ class Work:
         return Work(self.moved + other.moved, self.half + other.half, self.single + other.single)
 
 
+def blocks(T: int) -> int:
+    """Blocks that a call of T chunks is cut into; each reads members and sums again."""
+    return -(-T // BLOCK)
+
+
 def best_member(B: int, T: int, N: int, D: int, itemsize: int) -> Work:
-    """Every member is read once, against every chunk."""
+    """Every member is read once by every block, against every chunk."""
     operations = 2.0 * B * T * N * D
     half, single = (operations, 0.0) if itemsize == 2 else (0.0, operations)
-    return Work(B * (N * D * itemsize + T * D * FLOAT + N * 4), half, single)
+    read = blocks(T) * N * (D * itemsize + 4)
+    return Work(B * (read + T * D * FLOAT), half, single)
 
 
 def scan(B: int, T: int, M: int, D: int) -> Work:
-    """Every sum is read once, against every chunk, and the chunks against each other."""
-    return Work(B * (M * D + T * D) * FLOAT + B * T * 9, single=2.0 * B * T * D * (M + T))
+    """Every sum is read once by every block, against every chunk, and the chunks of a block
+    against each other."""
+    read = blocks(T) * M * D + T * D
+    return Work(B * read * FLOAT + B * T * 9, single=2.0 * B * T * D * (M + min(T, BLOCK)))
 
 
 def write(B: int, T: int, N: int, M: int, D: int, itemsize: int) -> Work:
@@ -56,7 +65,17 @@ def write(B: int, T: int, N: int, M: int, D: int, itemsize: int) -> Work:
     return best_member(B, T, N, D, itemsize) + scan(B, T, M, D)
 
 
+def score_atoms(B: int, Q: int, M: int, D: int, itemsize: int) -> Work:
+    """v1: u_1 of every atom."""
+    return Work(B * (M * D * itemsize + Q * (M * 8 + D * FLOAT)), single=2.0 * B * Q * M * D)
+
+
+def score_members(B: int, Q: int, N: int, D: int, itemsize: int, looked: float) -> Work:
+    """cosine: the rows of the share `looked` of members."""
+    rows = looked * N * D
+    return Work(B * (rows * itemsize + Q * N * 8), single=2.0 * B * Q * rows)
+
+
 def search(B: int, Q: int, N: int, M: int, K: int, D: int, itemsize: int, looked: float) -> Work:
-    """v1 and cosine: u_1 of every atom, and the rows of the share `looked` of members."""
-    rows = B * (M + looked * N) * D
-    return Work(rows * itemsize + B * Q * (N * 8 + M * 8 + D * FLOAT), single=2.0 * Q * rows)
+    """What one call of the search with v1 and cosine must do."""
+    return score_atoms(B, Q, M, D, itemsize) + score_members(B, Q, N, D, itemsize, looked)

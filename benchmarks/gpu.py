@@ -15,16 +15,25 @@ import itertools
 import json
 import os
 import re
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu_inputs import (
+    clustered,
+    gate_call,
+    memory_calls,
+    random_memory,
+    restore,
+    search_call,
+    snapshot,
+)
+
 HERE = Path(__file__).resolve().parent
 SHAPES = ((1024, 32, 512, 64, 384), (256, 32, 512, 64, 384), (1, 32, 100_000, 256, 384))
-REPEATS = 30
 PARITY_CASES = 48
+WRITES = 4  # calls in a row on one memory
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,11 +79,14 @@ def run(device, times: bool) -> dict[str, Any]:
         checks |= {
             "no_waiting": without_waiting(device),
             "graph": in_a_graph(device),
+            "memory_graph": memory_in_a_graph(device),
             "scale": at_scale(device),
         }
     passed = all(check["passed"] for check in checks.values())
     report = {"device": name, **provenance(), "passed": passed, "checks": checks, "times": []}
     if passed and times:
+        from gpu_times import timed
+
         for shape, dtype in itertools.product(SHAPES, (torch.bfloat16, torch.float32)):
             report["times"] += timed(device, shape, dtype)
     return report
@@ -164,80 +176,85 @@ def search_parity(device, cases: int) -> dict[str, Any]:
     }
 
 
-def random_memory(device, shape: tuple[int, int, int, int, int], dtype, backend: str = "auto"):
-    """A memory of B streams that wrote N clustered chunks each, with room for M atoms."""
-    import torch
-
-    from rsm_torch import RSMConfig, StreamMemory
-
-    B, T, N, M, D = shape
-    storage = str(dtype).removeprefix("torch.")
-    memory = StreamMemory(RSMConfig(dim=D, tau=0.75, storage=storage), B, device, backend=backend)
-    memory.reserve(N + 4 * T, M or None)
-    generator = torch.Generator(device).manual_seed(0)
-    step = max(32, N // 64)
-    for n0 in range(0, N, step):
-        memory.write(clustered(B, min(step, N - n0), D, generator, device))
-    return memory
-
-
-def clustered(B: int, T: int, D: int, generator, device):
-    """Unit chunks [B, T, D] around sixteen directions that all streams share."""
-    import torch
-
-    centres = torch.randn(16, D, generator=torch.Generator().manual_seed(1)).to(device)
-    pick = torch.randint(16, (B, T), generator=generator, device=device)
-    noise = torch.randn(B, T, D, generator=generator, device=device)
-    return torch.nn.functional.normalize(centres[pick] + 0.5 * noise, dim=-1)
-
-
 def without_waiting(device) -> dict[str, Any]:
-    """write and search of a memory with room never ask the device for a value."""
+    """Several writes and searches of a memory with room never ask the device for a value."""
     import torch
 
-    shape = (8, 16, 64, 64, 64)
-    memory, generator = random_memory(device, shape, torch.bfloat16), torch.Generator(device)
-    x, slots = clustered(8, 16, 64, generator, device), torch.arange(8, device=device)
-    steps = {
-        "write": lambda: memory.write(x, streams=slots, check=False),
-        "search": lambda: memory.search(x[:, 0], streams=slots, check=False),
-    }
+    B, T, D = 64, 32, 384
+    memory = random_memory(device, (B, T, 512, 0, D), torch.bfloat16, writes=1 + WRITES)
+    generator = torch.Generator(device).manual_seed(2)
+    x = clustered(B, T, D, generator, device)
     waited = {}
-    for name, step in steps.items():
-        step()  # compiles
+    for name, call in memory_calls(memory, x).items():
+        call()  # compiles
+        x.copy_(clustered(B, T, D, generator, device))
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            step()
+            for _ in range(WRITES):
+                call()
         except RuntimeError as error:  # what the debug mode raises; the message names the call
             waited[name] = str(error)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return {"passed": not waited, "waited": waited}
+    return {"passed": not waited, "waited": waited, "calls": WRITES}
 
 
 def in_a_graph(device) -> dict[str, Any]:
     """A captured gate and search, replayed on new inputs, return what eager calls return."""
     import torch
+    from gpu_times import captured
 
     memory = random_memory(device, (8, 16, 64, 64, 64), torch.bfloat16)
     generator = torch.Generator(device).manual_seed(7)
     x = clustered(8, 16, 64, generator, device).bfloat16().float()
     same = {}
     for name, call in (("gate", gate_call(memory, x)), ("search", search_call(memory, x[:, :1]))):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = call()
+        graph, kept = captured(call)
         x.copy_(clustered(8, 16, 64, generator, device).bfloat16().float())
         graph.replay()
         want = call()
-        same[name] = all(torch.equal(a, b) for a, b in zip(captured, want, strict=True))
+        same[name] = all(torch.equal(a, b) for a, b in zip(kept, want, strict=True))
     return {"passed": all(same.values()), "same": same}
+
+
+def memory_in_a_graph(device) -> dict[str, Any]:
+    """Writes and searches of a whole memory, replayed, leave and find what eager calls do.
+
+    Sums are added in no fixed order, so a chunk within rounding of tau may go elsewhere.
+    """
+    import torch
+    from gpu_times import WARM_UP, captured
+
+    B, T, D = 64, 32, 384
+    memory = random_memory(device, (B, T, 512, 0, D), torch.bfloat16, writes=WRITES + WARM_UP + 1)
+    x, generator = torch.empty(B, T, D, device=device), torch.Generator(device)
+    calls, start = memory_calls(memory, x), snapshot(memory)
+
+    def step():
+        return calls["write"](), calls["search"]()
+
+    def several(run: Callable) -> list:
+        restore(memory, start)
+        generator.manual_seed(9)
+        found = []
+        for _ in range(WRITES):
+            x.copy_(clustered(B, T, D, generator, device))
+            written, hits = run()
+            found.append([t.clone() for t in (written.atoms, written.ids, hits.ids)])
+        return found
+
+    want = several(step)
+    graph, kept = captured(step)
+
+    def replay():
+        graph.replay()
+        return kept
+
+    got = several(replay)
+    pairs = [pair for a, b in zip(got, want, strict=True) for pair in zip(a, b, strict=True)]
+    same = [float((a == b).float().mean()) for a, b in pairs]
+    return {"passed": min(same) > 0.99, "least_equal": min(same), "writes": WRITES}
 
 
 def at_scale(device) -> dict[str, Any]:
@@ -254,100 +271,6 @@ def at_scale(device) -> dict[str, Any]:
     same = float((first == torchs).all(1).float().mean())
     repeatable = all(torch.equal(first, other) for other in again)
     return {"passed": repeatable and same > 0.99, "repeatable": repeatable, "streams_equal": same}
-
-
-def gate_call(memory, x, backend: str = "triton", gate: str = "max_member") -> Callable:
-    import torch
-
-    from rsm_kernels.merge_gate import merge_gate
-
-    bank, (B, T, _) = memory.bank, x.shape
-    valid, slots = (
-        torch.ones(B, T, dtype=torch.bool, device=x.device),
-        torch.arange(B, device=x.device),
-    )
-    state = (bank.sums, bank.n_atoms, bank.members, bank.member_atom, bank.n_members)
-    return lambda: merge_gate(x, valid, slots, *state, tau=0.75, gate=gate, backend=backend)
-
-
-def search_call(memory, q, backend: str = "triton") -> Callable:
-    import torch
-
-    from rsm_kernels.atom_search import atom_search
-
-    bank, slots = memory.bank, torch.arange(len(q), device=q.device)
-    state = (bank.sums, bank.basis, bank.n_atoms, bank.members, bank.member_atom, bank.n_members)
-    return lambda: atom_search(q, slots, *state, top_atoms=5, top_k=20, backend=backend)
-
-
-# -- times ----------------------------------------------------------------------------------------
-
-
-def timed(device, shape: tuple[int, int, int, int, int], dtype) -> list[dict[str, Any]]:
-    """Medians of every operator at one shape, beside its floor and the same in torch."""
-    import floors
-    import torch
-
-    B, T, N, _, D = shape
-    memory = random_memory(device, shape, dtype)
-    atoms = int(memory.counts().atoms.max())
-    x = clustered(B, T, D, torch.Generator(device).manual_seed(3), device).to(dtype).float()
-    size = memory.bank.members.element_size()
-    looked = min(1.0, 5 / max(1, atoms))
-    jobs = {
-        "gate": (gate_call, {}, floors.write(B, T, N, atoms, D, size), "chunkwise"),
-        "gate, centroid": (
-            gate_call, {"gate": "centroid"}, floors.scan(B, T, atoms, D), "chunkwise",
-        ),
-        "search": (search_call, {}, floors.search(B, 1, N, atoms, 2, D, size, looked), "batched"),
-    }  # fmt: skip
-    rows = []
-    for name, (make, settings, work, other) in jobs.items():
-        inputs = x if make is gate_call else x[:, :1].contiguous()
-        call = make(memory, inputs, **settings)
-        seconds = median_seconds(call)
-        floor = work.seconds(floors.H200)
-        rows.append({
-            "op": name, "B": B, "T": T, "N": N, "D": D, "atoms": atoms, "dtype": str(dtype),
-            "median_seconds": seconds, "floor_seconds": floor, "share_of_floor": floor / seconds,
-            "torch_seconds": median_seconds(make(memory, inputs, backend=other, **settings)),
-            "kernels": kernel_seconds(call),
-        })  # fmt: skip
-        print(f"{name:15} {shape} {dtype}: {seconds * 1e6:.0f} µs, floor {floor * 1e6:.0f} µs")
-    return rows
-
-
-def median_seconds(call: Callable) -> float:
-    """Median of REPEATS calls on the device's own clock, the cache emptied before each."""
-    import torch
-
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        call()
-    took = []
-    for _ in range(REPEATS):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        took.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(took)
-
-
-def kernel_seconds(call: Callable, calls: int = 5) -> dict[str, float]:
-    """Mean seconds a call spends in each kernel."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(calls):
-            call()
-    return {
-        event.key: event.self_device_time_total / calls / 1e6
-        for event in seen.key_averages()
-        if event.self_device_time_total
-    }
 
 
 if __name__ == "__main__":

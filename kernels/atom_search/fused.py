@@ -30,14 +30,14 @@ def rank_key(b_score, o_index):
 @triton.jit
 def rows_times_query(p_rows, p_q, m_r, stride, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
     """Products of a tile of rows with one query, and the rows' squared norms, each [BR]."""
-    o_r = tl.arange(0, BR)
+    o_row = tl.arange(0, BR).to(tl.int64) * stride
     b_dot = tl.zeros([BR, BD], tl.float32)
     b_norm = tl.zeros([BR, BD], tl.float32)
     for d0 in range(0, D, BD):
         o_d = d0 + tl.arange(0, BD)
         m_d = o_d < D
         b_q = tl.load(p_q + o_d, mask=m_d, other=0.0)  # [BD]
-        p_tile = p_rows + o_r[:, None] * stride + o_d[None, :]
+        p_tile = p_rows + o_row[:, None] + o_d[None, :]
         b_rows = tl.load(p_tile, mask=m_r[:, None] & m_d[None, :], other=0.0).to(tl.float32)
         b_dot += b_rows * b_q[None, :]  # [BR, BD]
         b_norm += b_rows * b_rows
@@ -68,9 +68,11 @@ def score_atoms(
     BR: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Scores every atom of a stream for a query. Grid: queries of all streams, tiles of atoms."""
-    i_bq = tl.program_id(0).to(tl.int64)
-    i_m = tl.program_id(1) * BR
+    """Scores every atom of a stream for a query. Grid: queries of all streams × tiles of atoms."""
+    # One axis, since only the first may be longer than 65,535; queries of a stream are neighbours.
+    queries = tl.num_programs(0) // tl.cdiv(M, BR)
+    i_bq = (tl.program_id(0) % queries).to(tl.int64)
+    i_m = tl.program_id(0) // queries * BR
     o_m = i_m + tl.arange(0, BR)
     slot = tl.load(slots + i_bq // Q).to(tl.int64)
     n = tl.load(n_atoms + slot).to(tl.int32)
@@ -87,7 +89,7 @@ def score_atoms(
     if ATOM == "v1" or ATOM == "full_basis" or SUBSPACE:
         for j in range(K if ATOM == "full_basis" or SUBSPACE else 1):
             b_part, _ = rows_times_query(
-                p_basis + j * stride_u, p_q, m_m, stride_basis, D, BR, BD
+                p_basis + j * tl.cast(stride_u, tl.int64), p_q, m_m, stride_basis, D, BR, BD
             )  # [BR]
             if SUBSPACE:
                 tl.store(parts + (i_bq * M + o_m) * K + j, b_part, mask=m_m)
@@ -130,11 +132,13 @@ def score_members(
 ):
     """Scores the members of chosen atoms for a query; rows of other atoms are not even read.
 
-    Grid: queries of all streams, tiles of members. The score is m·y, where y is the query or, for
+    Grid: queries of all streams × tiles of members. The score is m·y, where y is the query or, for
     SUBSPACE, its projection Σ_j (u_j·q) u_j onto the basis of the member's atom.
     """
-    i_bq = tl.program_id(0).to(tl.int64)
-    i_n = tl.program_id(1) * BR
+    # One axis, since only the first may be longer than 65,535; queries of a stream are neighbours.
+    queries = tl.num_programs(0) // tl.cdiv(N, BR)
+    i_bq = (tl.program_id(0) % queries).to(tl.int64)
+    i_n = tl.program_id(0) // queries * BR
     o_r = tl.arange(0, BR)
     o_n = i_n + o_r
     slot = tl.load(slots + i_bq // Q).to(tl.int64)
@@ -145,18 +149,19 @@ def score_members(
     p_q = q + i_bq * D
     p_rows = members + slot * stride_members + i_n.to(tl.int64) * stride_member
     p_basis = basis + slot * stride_bases + b_atom.to(tl.int64) * stride_basis  # [BR]
+    o_row = o_r.to(tl.int64) * stride_member
     b_dot = tl.zeros([BR, BD], tl.float32)
     for d0 in range(0, D, BD):
         o_d = d0 + tl.arange(0, BD)
         m_d = o_d < D
         m_tile = m_n[:, None] & m_d[None, :]
-        p_tile = p_rows + o_r[:, None] * stride_member + o_d[None, :]
+        p_tile = p_rows + o_row[:, None] + o_d[None, :]
         b_rows = tl.load(p_tile, mask=m_tile, other=0.0).to(tl.float32)  # [BR, BD]
         if SUBSPACE:
             b_y = tl.zeros([BR, BD], tl.float32)
             for j in range(K):
                 b_part = tl.load(parts + (i_bq * M + b_atom) * K + j, mask=m_n, other=0.0)  # [BR]
-                p_u = p_basis[:, None] + j * stride_u + o_d[None, :]
+                p_u = p_basis[:, None] + j * tl.cast(stride_u, tl.int64) + o_d[None, :]
                 b_u = tl.load(p_u, mask=m_tile, other=0.0).to(tl.float32)  # [BR, BD]
                 b_y += b_part[:, None] * b_u
             b_dot += b_rows * b_y

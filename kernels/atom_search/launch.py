@@ -48,11 +48,20 @@ def choose(D: int, subspace: bool, device: Device) -> Launch:
 
 
 def why_not(q: Tensor, sums: Tensor, basis: Tensor, members: Tensor) -> str | None:
-    """Why the fused search cannot run on these tensors; None if it can."""
+    """Why the fused search cannot run on these tensors, little shared memory included; None if it
+    can."""
     for name, tensor in (("q", q), ("sums", sums)):
         if tensor.dtype != torch.float32:
             return f"{name} are {tensor.dtype}, the kernels take torch.float32"
     for name, tensor in (("basis", basis), ("members", members)):
         if tensor.dtype not in DTYPES:
             return f"{name} are {tensor.dtype}, the kernels take {', '.join(map(str, DTYPES))}"
-    return runtime.why_not(q.device)
+    return runtime.why_not(q.device) or _too_little(q)
+
+
+def _too_little(q: Tensor) -> str | None:
+    try:
+        choose(q.shape[-1], True, runtime.device_of(q.device))
+    except ValueError as short:
+        return str(short)
+    return None

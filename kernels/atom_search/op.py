@@ -121,8 +121,8 @@ class Search:
     def _keys(self, rows: int) -> Tensor:
         return torch.empty((self.B, self.Q, rows), dtype=torch.int64, device=self.q.device)
 
-    def _grid(self, rows: int) -> tuple[int, int]:
-        return self.B * self.Q, -(-rows // self.chosen.rows)
+    def _grid(self, rows: int) -> tuple[int]:
+        return (self.B * self.Q * -(-rows // self.chosen.rows),)
 
     def _tile(self) -> tuple[int, int, int, int]:
         return self.K, self.D, self.chosen.rows, self.chosen.width

@@ -26,11 +26,11 @@ def atom_search(
     """Shapes are those of `rsm_kernels.atom_search.atom_search`."""
     B, Q, _ = q.shape
     if decode is not None:
-        every = torch.arange(len(n_atoms))
+        every = torch.arange(len(n_atoms), device=q.device)
         basis = decode.basis(every, slice(0, sums.shape[1]))
         members = decode.rows(every, slice(0, member_atom.shape[1]))
-    places = torch.full((B, Q, top_k), -1, dtype=torch.int64)
-    scores = torch.full((B, Q, top_k), float("-inf"), dtype=q.dtype)
+    places = torch.full((B, Q, top_k), -1, dtype=torch.int64, device=q.device)
+    scores = torch.full((B, Q, top_k), float("-inf"), dtype=q.dtype, device=q.device)
     for b, slot in enumerate(slots.tolist()):
         live, held = range(int(n_atoms[slot])), range(int(n_members[slot]))
         rows = [members[slot, n].to(q.dtype) for n in held]

@@ -11,6 +11,15 @@ from rsm_kernels.merge_gate.chunkwise import Scores
 NOT_ROWS = "members are not held as rows of floating point numbers"
 
 
+def why_not_triton(
+    x: Tensor, sums: Tensor, members: Tensor, gate: str, scores: Scores | None
+) -> str | None:
+    """Why the fused gate cannot decide this; None if it can."""
+    if gate == "centroid":
+        return launch.why_not(x, sums, sums)
+    return launch.why_not(x, sums, members) if scores is None else NOT_ROWS
+
+
 def on_triton(
     x: Tensor,
     valid: Tensor,
@@ -26,11 +35,13 @@ def on_triton(
     gate: str,
     scores: Scores | None = None,
 ) -> tuple[Tensor, Tensor]:
-    reason = launch.why_not(x, sums, members) if scores is None else NOT_ROWS
+    reason = why_not_triton(x, sums, members, gate, scores)
     if reason is not None:
         raise RuntimeError(f"backend: 'triton' cannot run: {reason}")
     from rsm_kernels.merge_gate import op  # imports Triton
 
+    if gate == "centroid":  # no member is looked at, however it is held
+        members, member_atom = sums.new_empty(len(sums), 0, sums.shape[2]), member_atom[:, :0]
     return op.merge_gate(
         x, valid, slots, sums, n_atoms, members, member_atom, n_members, tau, routing, scope, gate
     )
@@ -72,7 +83,7 @@ def merge_gate(
         slots: [B] int64, which row of the tensors below each stream is; distinct.
         sums: [S, M, D] float32 (or float64) sums of each atom's members.
         n_atoms: [S] int64 live atoms; sums beyond are not looked at.
-        members: [S, N, D], any float dtype.
+        members: [S, N, D], any float dtype; not looked at with gate "centroid".
         member_atom: [S, N] integer, the atom of each member.
         n_members: [S] int64 live members; rows beyond are not looked at.
         tau, routing, scope, gate: as in `RSMConfig`.
@@ -90,7 +101,7 @@ def merge_gate(
         RuntimeError: "triton" was asked for and cannot run; the message says why.
     """
     if backend == "auto":
-        can = x.is_cuda and scores is None and launch.why_not(x, sums, members) is None
+        can = x.is_cuda and why_not_triton(x, sums, members, gate, scores) is None
         backend = "triton" if can else "chunkwise"
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")

@@ -39,7 +39,7 @@ def chunks_times_rows(
     DOT: tl.constexpr,  # dtype of the product's operands
 ):
     """Scores of a block of chunks against a tile of rows, [BT, BN] in float32."""
-    o_t, o_n = tl.arange(0, BT), tl.arange(0, BN)
+    o_t, o_row = tl.arange(0, BT), tl.arange(0, BN).to(tl.int64) * stride
     b_score = tl.zeros([BT, BN], tl.float32)
     for d0 in range(0, D, BD):
         o_d = d0 + tl.arange(0, BD)
@@ -48,7 +48,7 @@ def chunks_times_rows(
             p_x + o_t[:, None] * D + o_d[None, :], mask=m_t[:, None] & m_d[None, :], other=0.0
         )  # [BT, BD]
         b_rows = tl.load(
-            p_rows + o_n[None, :] * stride + o_d[:, None],
+            p_rows + o_row[None, :] + o_d[:, None],
             mask=m_n[None, :] & m_d[:, None],
             other=0.0,
         )  # [BD, BN]
@@ -102,7 +102,7 @@ def best_member(
         m_n = n0 + o_n < last
         b_owner = tl.load(p_owner + n0 + o_n, mask=m_n, other=-1).to(tl.int32)
         b_score = chunks_times_rows(p_x, p_rows, m_t, m_n, stride_row, D, BT, BN, BD, DOT)
-        p_rows += BN * stride_row
+        p_rows += tl.full([], BN, tl.int64) * stride_row
         b_score = tl.where(b_owner[None, :] >= 0, b_score, NONE)  # [BT, BN]
         b_top = tl.max(b_score, 1)
         b_tied = b_score == b_top[:, None]
@@ -155,7 +155,7 @@ def passing_members(
         m_n = n0 + o_n < last
         b_owner = tl.load(p_owner + n0 + o_n, mask=m_n, other=-1).to(tl.int32)
         b_score = chunks_times_rows(p_x, p_rows, m_t, m_n, stride_row, D, BT, BN, BD, DOT)
-        p_rows += BN * stride_row
+        p_rows += tl.full([], BN, tl.int64) * stride_row
         m_pass = (b_score >= tau) & m_t[:, None] & (b_owner[None, :] >= 0)  # [BT, BN]
         p_bit = p_passes + o_t[:, None] * W + b_owner[None, :]
         tl.store(p_bit, tl.full([BT, BN], 1, tl.uint8), mask=m_pass)
@@ -207,12 +207,12 @@ def products(
 @triton.jit
 def row_norms(p_rows, m_n, stride, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
     """Squared norms of a tile of rows, [BN]."""
-    o_n = tl.arange(0, BN)
+    o_row = tl.arange(0, BN).to(tl.int64) * stride
     b_norm = tl.zeros([BN], tl.float32)
     for d0 in range(0, D, BD):
         o_d = d0 + tl.arange(0, BD)
         b_rows = tl.load(
-            p_rows + o_n[:, None] * stride + o_d[None, :],
+            p_rows + o_row[:, None] + o_d[None, :],
             mask=m_n[:, None] & (o_d < D)[None, :],
             other=0.0,
         )  # [BN, BD]

@@ -35,9 +35,10 @@ class Tile:
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
     def shared(self, block: int, itemsize: int) -> int:
-        """Bytes of shared memory it can need: operands of every stage, and one score tile."""
+        """Bytes of shared memory it can need: operands of every stage, and one score tile; or the
+        tile of a block's chunks against each other."""
         operands = (block + self.rows) * self.width * itemsize
-        return self.stages * operands + block * self.rows * 4
+        return max(self.stages * operands + block * self.rows * 4, block * block * 4)
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,22 @@ HALF = ((64, 64, 3), (64, 32, 2), (32, 32, 2), (16, 16, 1))
 SINGLE = ((32, 32, 2), (32, 16, 2), (16, 16, 1))
 
 
-def choose(B: int, T: int, N: int, M: int, D: int, dtype: torch.dtype, device: Device) -> Launch:
+def choose(
+    B: int, T: int, N: int, M: int, D: int, dtype: torch.dtype, device: Device,
+    members_aligned: bool = True, sums_aligned: bool = True,
+) -> Launch:  # fmt: skip
     """The launch for T chunks of B streams with room for N members and M atoms each.
 
     Args:
         dtype: of the members.
+        members_aligned, sums_aligned: whether their rows begin as `aligned` wants.
 
     Raises:
         ValueError: the device has too little shared memory for the smallest tiles.
     """
-    block = 16 if T <= 16 else 32 if T <= 32 else 64
-    members = tile(dtype, block, D, device)
-    atoms = tile(torch.float32, block, D, device)
+    block = block_of(T)
+    members = tile(dtype, block, D, device, members_aligned)
+    atoms = tile(torch.float32, block, D, device, sums_aligned)
     columns = min(1024, max(64, power_of_two(M + T)))
     return Launch(
         block=block,
@@ -86,16 +91,26 @@ def choose(B: int, T: int, N: int, M: int, D: int, dtype: torch.dtype, device: D
     )
 
 
-def tile(dtype: torch.dtype, block: int, D: int, device: Device) -> Tile:
+def block_of(T: int) -> int:
+    """Chunks of a block, for a call of T."""
+    return 16 if T <= 16 else 32 if T <= 32 else 64
+
+
+def aligned(rows: Tensor) -> bool:
+    """Whether rows [S, N, D] all begin where loads of 16 bytes may: said of strides, not of D."""
+    return rows.stride(0) % 16 == 0 and rows.stride(1) % 16 == 0 and rows.data_ptr() % 16 == 0
+
+
+def tile(dtype: torch.dtype, block: int, D: int, device: Device, rows_aligned: bool = True) -> Tile:
     """The first tile for rows of `dtype` and width D whose shared memory `device` has."""
     half = dtype != torch.float32
     # Rows that do not begin at multiples of 16 elements are loaded one element at a time: so many
     # addresses that neither large tiles nor loads ahead of their use leave registers for the rest.
-    aligned = D % 16 == 0
-    for rows, width, stages in HALF[0 if aligned else 2 :] if half else SINGLE:
-        plenty = half and aligned and block * rows <= 2048
+    wide = D % 16 == 0 and rows_aligned
+    for rows, width, stages in HALF[0 if wide else 2 :] if half else SINGLE:
+        plenty = half and wide and block * rows <= 2048
         warps = 4 if block == 16 or plenty else 8
-        stages = stages if aligned else 1
+        stages = stages if wide else 1
         # Left alone, ptxas spills a little here to fit one more program on a multiprocessor.
         registers = 255 if warps == 8 and not half and device.arch.startswith("sm_") else None
         found = Tile(rows, min(width, max(16, power_of_two(D))), warps, stages, registers)
@@ -126,10 +141,21 @@ def power_of_two(n: int) -> int:
 
 
 def why_not(x: Tensor, sums: Tensor, members: Tensor) -> str | None:
-    """Why the fused gate cannot run on these tensors; None if it can."""
+    """Why the fused gate cannot run on these tensors, little shared memory included; None if it
+    can."""
     if sums.dtype != torch.float32:
         return f"sums are {sums.dtype}, the kernels keep them in torch.float32"
     for name, tensor in (("x", x), ("members", members)):
         if tensor.dtype not in DTYPES:
             return f"{name} are {tensor.dtype}, the kernels take {', '.join(map(str, DTYPES))}"
-    return runtime.why_not(x.device)
+    return runtime.why_not(x.device) or _too_little(x, members)
+
+
+def _too_little(x: Tensor, members: Tensor) -> str | None:
+    device = runtime.device_of(x.device)
+    try:
+        for dtype in (members.dtype, torch.float32):
+            tile(dtype, block_of(x.shape[1]), x.shape[2], device)
+    except ValueError as short:
+        return str(short)
+    return None

@@ -55,20 +55,21 @@ def merge_gate(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `rsm_kernels.merge_gate.merge_gate`."""
     B, T, D = x.shape
+    sums, members = dense(sums), dense(members)
     chosen = _choose(x, sums, members)
-    state = Sums(dense(sums), slots, None)
+    state = Sums(sums, slots, None)
     if chosen.block < T:  # later blocks meet the atoms as earlier ones left them: on a copy
         room = sums.new_empty(B, sums.shape[1] + T, D)
         room[:, : sums.shape[1]] = sums[slots]
         state = Sums(room, torch.arange(B, device=x.device), None)
-    held = Rows(dense(members), dense(member_atom), n_members, slots)
+    held = Rows(members, dense(member_atom), n_members, slots)
     atoms, opened, _ = _decide(x, valid, n_atoms, held, state, chosen, tau, routing, scope, gate)
     return atoms, opened
 
 
 @merge_gate.register_fake
 def _(x, valid, slots, sums, n_atoms, members, member_atom, n_members, tau, routing, scope, gate):
-    return torch.empty_like(valid, dtype=torch.int64), torch.empty_like(valid)
+    return valid.new_empty(valid.shape, dtype=torch.int64), valid.new_empty(valid.shape)
 
 
 @torch.library.custom_op("rsm_kernels::merge_gate_", mutates_args=("sums", "counts", "n_atoms"))
@@ -85,8 +86,9 @@ def merge_gate_(
     """
     if sums.stride(-1) != 1 or counts.stride(-1) != 1:
         raise ValueError("sums, counts: expected the last dimension to be dense in memory")
+    members = dense(members)
     chosen = _choose(x, sums, members)
-    held = Rows(dense(members), dense(member_atom), n_members, slots)
+    held = Rows(members, dense(member_atom), n_members, slots)
     atoms, opened, live = _decide(
         x, valid, n_atoms, held, Sums(sums, slots, counts), chosen, tau, routing, scope, gate
     )
@@ -99,13 +101,16 @@ def _(
     x, valid, slots, sums, counts, n_atoms, members, member_atom, n_members,
     tau, routing, scope, gate,
 ):  # fmt: skip
-    return torch.empty_like(valid, dtype=torch.int64), torch.empty_like(valid)
+    return valid.new_empty(valid.shape, dtype=torch.int64), valid.new_empty(valid.shape)
 
 
 def _choose(x: Tensor, sums: Tensor, members: Tensor) -> Launch:
     B, T, D = x.shape
     device = runtime.device_of(x.device)
-    return launch.choose(B, T, members.shape[1], sums.shape[1], D, members.dtype, device)
+    return launch.choose(
+        B, T, members.shape[1], sums.shape[1], D, members.dtype, device,
+        launch.aligned(members), launch.aligned(sums),
+    )  # fmt: skip
 
 
 def dense(rows: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ def merge_gate(
 
     Shapes are those of `rsm_kernels.merge_gate.merge_gate`.
     """
-    atoms = torch.full(x.shape[:2], -1, dtype=torch.int64)
-    opened = torch.zeros(x.shape[:2], dtype=torch.bool)
+    atoms = torch.full(x.shape[:2], -1, dtype=torch.int64, device=x.device)
+    opened = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     for b, slot in enumerate(slots.tolist()):
         live, held = int(n_atoms[slot]), range(int(n_members[slot]))
         totals = [sums[slot, i].clone() for i in range(live)]

@@ -86,8 +86,9 @@ def tiles() -> dict[tuple, tuple]:
 def test_every_tile(monkeypatch):
     for (kernel, _, tile), (device, T, M, D, dtype, padded) in tiles().items():
         made = recorded(
-            gate_kernels, monkeypatch, device, lambda: write(T, 512, M, D, dtype, padded=padded)
-        )
+            gate_kernels, monkeypatch, device,
+            functools.partial(write, T, 512, M, D, dtype, padded=padded),
+        )  # fmt: skip
         launch = next(launch for launch in made if launch[0].__name__ == kernel)
         (usage,) = check(device, [launch], {kernel})
         assert usage.shared <= tile.shared(min(64, T), 4), (usage, tile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -22,12 +22,11 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
-def floors():
-    spec = importlib.util.spec_from_file_location("floors", ROOT / "benchmarks" / "floors.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["floors"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a file of benchmarks/."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -53,8 +52,72 @@ def test_a_dry_run_checks_parity_and_writes_what_it_depends_on(tmp_path):
     assert "commit" in report
 
 
-def test_floors_are_what_the_readmes_say():
-    f = floors()
+def test_whole_calls_stay_within_what_is_reserved(load, monkeypatch):
+    inputs, script = load("gpu_inputs"), load("gpu")
+    memory = inputs.random_memory("cpu", (3, 8, 20, 0, 16), torch.float32, writes=script.WRITES)
+    # As on a GPU, where nobody looks how many atoms opened; asking for counts would wait.
+    monkeypatch.setattr("rsm_torch.join.on_cpu", lambda _: False)
+    monkeypatch.setattr(memory.bank, "measure", lambda: pytest.fail("asked for counts"))
+    calls = inputs.memory_calls(memory, torch.randn(3, 8, 16))
+    for _ in range(script.WRITES):
+        calls["write"]()
+        calls["search"]()
+    assert memory.bank.n_members.tolist() == [20 + 8 * script.WRITES] * 3
+
+
+def test_a_memory_put_back_answers_as_before(load):
+    inputs = load("gpu_inputs")
+    memory = inputs.random_memory("cpu", (3, 8, 20, 0, 16), torch.float32)
+    calls = inputs.memory_calls(memory, torch.randn(3, 8, 16))
+    start, before = inputs.snapshot(memory), calls["search"]()
+    first = calls["write"]()
+    assert not torch.equal(calls["search"]().ids, before.ids)
+    inputs.restore(memory, start)
+    assert torch.equal(calls["search"]().ids, before.ids)
+    assert torch.equal(calls["write"]().ids, first.ids)
+
+
+def test_kernels_are_told_beside_their_share_of_the_floor(load):
+    floors, clock = load("floors"), load("gpu_times")
+    told = clock.shares(
+        {"best_member": 2e-3, "products": 1e-3, "scan": 3e-3, "copy": 5e-3},
+        {
+            ("best_member",): floors.Work(4.3e9),
+            ("products", "scan"): floors.Work(4.3e9),
+            ("score_atoms",): floors.Work(1.0),
+        },
+    )
+    assert told["best_member"]["share_of_floor"] == pytest.approx(0.5)
+    assert told["products + scan"]["share_of_floor"] == pytest.approx(0.25)
+    assert told["copy"] == {"seconds": 5e-3}
+    assert "score_atoms" not in told
+
+
+def test_what_cannot_be_captured_is_timed_eagerly_and_says_why(load, monkeypatch):
+    clock = load("gpu_times")
+    restored = []
+    monkeypatch.setattr(clock, "median_seconds", lambda call, before: call())
+
+    def refuse(call):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(clock, "captured", refuse)
+    row = clock.times(lambda: 4.0, 1.0, lambda: restored.append(1))
+    assert (row["captured"], row["median_seconds"], row["share_of_floor"]) == (False, 4.0, 0.25)
+    assert row["not_captured"] == "operation not permitted when stream is capturing"
+
+    class Graph:
+        def replay(self):
+            return 2.0
+
+    monkeypatch.setattr(clock, "captured", lambda call: (Graph(), None))
+    row = clock.times(lambda: 4.0, 1.0)
+    assert (row["captured"], row["median_seconds"], row["eager_seconds"]) == (True, 2.0, 4.0)
+    assert restored
+
+
+def test_floors_are_what_the_readmes_say(load):
+    f = load("floors")
     write = f.write(1024, 32, 512, 64, 384, 2)
     # Members 1024·512·384·2, their atoms 1024·512·4, chunks twice 1024·32·384·4, sums
     # 1024·64·384·4, and 9 bytes a decision.
@@ -63,6 +126,11 @@ def test_floors_are_what_the_readmes_say():
     assert write.single == 2 * 1024 * 32 * 384 * 96
     assert write.seconds(f.H200) == pytest.approx(141.0e-6, rel=0.01)
     assert f.scan(1024, 32, 64, 384).seconds(f.H200) == pytest.approx(36.1e-6, rel=0.01)
+    # Past 64 chunks every block reads members and sums again, but only its own chunks.
+    assert f.best_member(2, 65, 512, 384, 2).moved == 2 * (2 * 512 * (768 + 4) + 65 * 384 * 4)
+    assert f.best_member(2, 64, 512, 384, 2).moved == 2 * (512 * (768 + 4) + 64 * 384 * 4)
+    assert f.scan(1, 200, 64, 384).moved == (4 * 64 + 200) * 384 * 4 + 200 * 9
+    assert f.scan(1, 200, 64, 384).single == 2 * 200 * 384 * (64 + 64)
     single = f.write(1024, 32, 512, 64, 384, 4)
     assert single.seconds(f.H200) == pytest.approx(234.7e-6, rel=0.01)
     assert single.single / f.H200.single == pytest.approx(228.4e-6, rel=0.01)

@@ -159,7 +159,9 @@ def test_rows_that_begin_anywhere_get_the_tiles_of_odd_widths():
     assert launch.aligned(members[..., :384].contiguous())
     assert not launch.aligned(members[..., :384])  # 385 apart
     assert not launch.aligned(torch.empty(2, 8, 400)[..., 1:385])  # begins off by one
-    assert not launch.aligned(torch.empty(2 * 3200 + 2)[:6402].as_strided((2, 8, 384), (3201, 400, 1)))
+    assert not launch.aligned(
+        torch.empty(2 * 3200 + 2)[:6402].as_strided((2, 8, 384), (3201, 400, 1))
+    )
     shape = (64, 64, 512, 64, 384, torch.bfloat16, DEVICES[2])
     plain, odd = launch.choose(*shape), launch.choose(*shape, False, True)
     assert odd.members == launch.choose(64, 64, 512, 64, 385, *shape[5:]).members != plain.members

@@ -221,7 +221,7 @@ def test_rows_far_apart(mode, tmp_path):
 
 
 def test_sums_far_apart(tmp_path):
-    S, M, D = 1 << 17, 40, 512
+    S, M, D = 1 << 18, 40, 512
     storage = torch.UntypedStorage.from_file(str(tmp_path / "sums"), True, M * S * D * 4)
     rows = torch.tensor([], dtype=torch.float32).set_(storage, 0, (M, S, D))
     rows[31, 5, 3] = 2

@@ -134,23 +134,25 @@ def far_apart(path, name, shape, dims, dtype=torch.float32):
 
 def test_rows_far_apart(tmp_path):
     """Rows of a tile, of sums, members and bases, span 2^31 elements."""
-    wide, D = 1 << 17, 512
-    members = far_apart(tmp_path, "members", (40, wide, D), (0, 1), torch.float16)
-    sums = far_apart(tmp_path, "sums", (40, wide, D), (0, 1))
-    basis = far_apart(tmp_path, "basis", (6, 1 << 13, 40, D * 2), (0, 2), torch.float16)
-    basis = basis[..., :D].transpose(0, 1).expand(1 << 13, 40, 6, D)
-    members[5, 35, 3], members[5, 2, 7], sums[5, 35, 3] = 1, 1, 2
-    basis[5, 35, 5, 3] = 1
-    owner = torch.arange(40, dtype=torch.int32).expand(8, 40)
-    live = torch.full((8,), 40)
+    wide, D, n = 1 << 19, 512, 16
+    members = far_apart(tmp_path, "members", (n, wide, D), (0, 1), torch.float16)
+    sums = far_apart(tmp_path, "sums", (n, wide, D), (0, 1))
+    basis = far_apart(tmp_path, "basis", (8, 1 << 15, n, D * 2), (0, 1), torch.float16)
+    basis = basis.transpose(1, 2)[..., :D]  # [2^15, n, 8, D], vectors of a basis far apart
+    members[5, 13, 3], members[5, 2, 7], sums[5, 13, 3] = 1, 1, 2
+    basis[5, 13, 7, 3] = 1
+    owner = torch.arange(n, dtype=torch.int32).expand(8, n)
+    live = torch.full((8,), n)
     q = torch.zeros(1, 1, D)
     q[0, 0, 3] = 1
+    assert 13 * members.stride(1) > 2**31
+    assert 7 * basis.stride(2) > 2**31
     for atom, chunk in (("centroid", "cosine"), ("full_basis", "subspace")):
         places, scores = atom_search(
             q, torch.tensor([5]), sums, basis, live, members, owner, live,
             top_atoms=1, top_k=1, atom_score=atom, chunk_score=chunk, backend="triton",
         )  # fmt: skip
-        assert places.tolist() == [[[35]]]
+        assert places.tolist() == [[[13]]]
         assert scores.tolist() == [[[1.0]]]
 
 
