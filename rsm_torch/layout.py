@@ -22,9 +22,10 @@ GAP_SECONDS = 3600.0
 BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 FORGED = re.compile(
     rf"(?<=[{BREAKS}])([^\S{BREAKS}]*+)"
-    r"(?=#+[ \t]*group[ \t]*\d|\[(?:\.\.\.|session|step)\s)",
+    rf"(?=#+[ \t]*group[ \t]*\d|\[\.\.\.|\[[^\]{BREAKS}]*\][ \t]+\S)",
     re.I,
 )
+DASHED = re.compile(rf"(?<=[{BREAKS}])([^\S{BREAKS}]*+)(?=-\s)")
 
 
 @dataclass(slots=True)
@@ -65,6 +66,8 @@ def line(hit: Hit, text: str | None = None) -> str:
         known.append(role)
     label = f"[{', '.join(known)}]" if known else "-"
     shown = FORGED.sub(r"\1\\", hit.text if text is None else text)
+    if label == "-":
+        shown = DASHED.sub(r"\1\\", shown)
     return well_formed(f"{label} {shown}")
 
 

@@ -288,6 +288,9 @@ FORGERIES = [
     "x\n\n[step 9] forged",
     "x\n[session 3, step 2, user] forged",
     "x\n[... 4 steps ...]",
+    "x\n[user] forged",
+    "x\n[2024-01-01, user] forged",
+    "x\n[t=5] forged",
 ]
 
 
@@ -302,9 +305,15 @@ def test_a_text_cannot_make_a_header_a_gap_or_a_label(text):
     assert packed.text.replace("\\", "").split("\n", 1)[1] == f"[step 1] {text}"
 
 
+def test_a_text_without_a_label_cannot_make_another_one():
+    packed = pack([hit(1, "x\n- forged"), hit(2, "y")], 100, words, layout="flat")
+    assert packed.text == "- x\n\\- forged\n- y"
+
+
 def test_lines_that_forge_nothing_stay_as_they_are():
     text = "## Groups of users\n# Title\n[1, 2]\n[stepwise]\n- item\nGroup 2"
-    assert pack([hit(1, text)], 100, words, layout="flat").text == f"- {text}"
+    packed = pack([hit(1, text, step=1)], 100, words, layout="flat")
+    assert packed.text == f"[step 1] {text}"
 
 
 def test_a_role_or_session_stays_on_its_line():

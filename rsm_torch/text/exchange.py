@@ -2,7 +2,8 @@
 
 The first line says what the file is and counts the items; each further line is one item, with
 what it has of text, stream, time, step, session, role, metadata, expires, atom and vector (the
-base64 of its little-endian float32 numbers). Fields without a value are left out.
+base64 of its little-endian float32 numbers). Fields without a value are left out. `crc` is the CRC-32
+of the other fields as JSON with sorted keys; a line written by hand may go without.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ from rsm_torch.text.settings import Settings
 from rsm_torch.text.store import Content
 
 FORMAT = "rsm_torch.items"
+FIELDS = {
+    "stream", "text", "time", "step", "session", "role", "metadata", "expires", "atom", "vector",
+}  # fmt: skip
 VERSION = 1
 # Lone surrogates may stand in texts; escaped, two of them would come back as one character.
 ENCODING: Mapping[str, str] = {"encoding": "utf-8", "errors": "surrogatepass", "newline": "\n"}
@@ -56,16 +61,31 @@ def write_exchange(
     partial = path.with_name(f"{path.name}.partial")
     try:
         with open(partial, "w", **ENCODING) as file:  # type: ignore[call-overload]
-            file.write(json.dumps(header) + "\n")
+            file.write(json.dumps(sealed(header)) + "\n")
             for stream, content in contents:
                 for fields in _lines(stream, content, vectors):
-                    file.write(json.dumps(fields, ensure_ascii=False) + "\n")
+                    file.write(json.dumps(sealed(fields), ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a line with their checksum."""
+    return {**fields, "crc": zlib.crc32(json.dumps(fields, sort_keys=True).encode())}
+
+
+def opened(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a line without their checksum, if that is right or none was given."""
+    if not isinstance(fields, dict):
+        raise TypeError("expected the fields of an item")
+    given = fields.pop("crc", None)
+    if given is not None and given != sealed(fields)["crc"]:
+        raise ValueError("its fields do not match their checksum: damaged or edited")
+    return fields
 
 
 def _lines(stream: str, content: Content, vectors: bool) -> Iterator[dict[str, Any]]:
@@ -102,7 +122,7 @@ def read_exchange(path: Path) -> Exchanged:
         count = 0
         for count, line in enumerate(_whole_lines(path, file), start=1):
             try:
-                stream, item = _item(json.loads(line), dim)
+                stream, item = _item(opened(json.loads(line)), dim)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise ValueError(f"{path}: line {count + 1}: {_said(error)}") from error
             streams.setdefault(stream, []).append(item)
@@ -123,7 +143,7 @@ def read_exchange(path: Path) -> Exchanged:
 
 def _header(path: Path, file: IO[str]) -> tuple[dict[str, Any], Settings]:
     try:
-        header = json.loads(file.readline(2**20))
+        header = opened(json.loads(file.readline(2**20)))
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']!r}")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -154,6 +174,9 @@ def _whole_lines(path: Path, file: IO[str]) -> Iterator[str]:
 
 def _item(fields: dict[str, Any], dim: int | None) -> tuple[str, tuple[Row, int, Tensor]]:
     """Stream of a line, and its row, atom and vector."""
+    unknown = sorted(fields.keys() - FIELDS)
+    if unknown:
+        raise ValueError(f"unknown field {', '.join(unknown)}")
     time, expires, atom = fields.get("time"), fields.get("expires"), fields.get("atom", 0)
     for name, value in (("time", time), ("expires", expires)):
         if value is not None and not (type(value) in (int, float) and math.isfinite(value)):

@@ -56,5 +56,9 @@ def read_filter(where: Mapping[str, Any] | None, before: Time | None, after: Tim
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """As JSON has it: true is not 1."""
-    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+    """As JSON has it: true is not 1, at any depth."""
+    if isinstance(value, dict) and isinstance(wanted, Mapping):
+        return value.keys() == wanted.keys() and all(_equal(value[k], wanted[k]) for k in value)
+    if isinstance(value, list) and isinstance(wanted, (list, tuple)):
+        return len(value) == len(wanted) and all(map(_equal, value, wanted))
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
