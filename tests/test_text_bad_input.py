@@ -78,6 +78,8 @@ BAD = [
     (lambda m: m.update("1", metadata=[1]), TypeError, "metadata: expected a mapping"),
     (lambda m: m.update("1", ttl=0), ValueError, "ttl: expected more than 0 seconds"),
     (lambda m: m.add("x", "a", ttl=-1), ValueError, "ttl: expected more than 0 seconds.*got -1"),
+    (lambda m: m.add("x", "a", ttl=10**400), ValueError, "ttl: is too large"),
+    (lambda m: m.add("x", "a", ttl=-(10**5000)), ValueError, "ttl: is too large"),
     (lambda m: m.add("x", "a", ttl=float("nan")), ValueError, "ttl: expected more than 0"),
     (lambda m: m.add_many({"a": "x"}, ttl="1h"), TypeError, "ttl: expected a number of seconds"),
     (lambda m: m.purge("soon"), ValueError, "now: 'soon' is not an ISO 8601"),
@@ -166,3 +168,9 @@ def test_numbers_of_numpy_are_numbers(memory):
     assert memory.get_all("a", after=np.float64(6))[0].text == "y"
     with pytest.raises(TypeError, match="step: expected an int"):
         memory.add(Item("x", step=np.float64(3)), "a")
+
+
+@pytest.mark.parametrize("path", [":memory:", "file:m.db?mode=memory"])
+def test_names_of_sqlite_are_no_paths(path):
+    with pytest.raises(ValueError, match=r"path: .*use path=None"):
+        AgentMemory(Hashed(), path=path)

@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 from text_support import Hashed
 
-from rsm_torch.text import AgentMemory, Item
+from rsm_torch.text import AgentMemory, Item, database
 from rsm_torch.text.database import checksum
 
 
@@ -151,3 +151,138 @@ def test_the_remedy_works(whole, tmp_path):
         assert {k: len(v) for k, v in other.absorb(tmp_path / "items.jsonl").items()} == {
             "a": 29, "b": 13,
         }  # fmt: skip
+
+
+CHANGES = {
+    "delete": lambda memory, id: memory.delete(id),
+    "text": lambda memory, id: memory.update(id, text="plain", metadata={"k": 1}),
+    "metadata": lambda memory, id: memory.update(id, metadata={"k": 1}),
+    "purge": lambda memory, id: memory.purge(now=3e9),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_room_to_clear_the_log_is_no_failure_of_the_change(tmp_path, monkeypatch, change):
+    path = tmp_path / "m.db"
+
+    def no_room():
+        raise OSError("the disk is full")
+
+    def files() -> bytes:
+        return b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+    with AgentMemory(Hashed(), path=path, tau=0.4) as memory:
+        [id] = memory.add(Item("SECRET", metadata={"k": "SECRET"}), "a", ttl=1e9)
+        if change == "metadata":
+            memory.update(id, text="plain")
+        memory.add("other", "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(memory._store, "scrub", no_room)
+            with pytest.warns(RuntimeWarning, match="done; what was deleted is still in the"):
+                CHANGES[change](memory, id)
+        if change in ("delete", "purge"):
+            assert memory.get(id) is None
+        elif change == "metadata":
+            assert memory.get(id).metadata == {"k": 1}
+        else:
+            assert memory.get(id).text == "plain"
+        assert b"SECRET" in files()
+        memory.add("a later change", "a")
+        assert b"SECRET" not in files()
+
+
+def test_an_interrupt_after_begin_leaves_no_transaction(tmp_path, monkeypatch):
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", tau=0.4) as memory:
+        memory.add("one", "a")
+        run = memory._store._db.run
+
+        def interrupted(sql, *values):
+            run(sql, *values)
+            if sql.startswith("BEGIN"):
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory._store._db, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                memory.add("two", "a")
+        memory.add("three", "a")
+        assert [item.text for item in memory.get_all("a")] == ["one", "three"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_in_a_checksum_is_an_interrupt(tmp_path, monkeypatch, error):
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", tau=0.4) as memory:
+        [one] = memory.add("one", "a")
+
+        def interrupted(*_):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "checksum", interrupted)
+            with pytest.raises(error):
+                memory.update(one, metadata={"k": 1})
+        assert memory.get(one).metadata == {}
+        memory.add("two", "a")
+
+
+def test_an_error_in_a_statement_is_no_damage(tmp_path):
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", tau=0.4) as memory:
+        memory.add("one", "a")
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            memory._store._db.run("SELECT * FROM nowhere")
+
+
+def test_a_full_disk_within_a_transaction_changes_nothing(tmp_path):
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", tau=0.4) as memory:
+        memory.add("one", "a")
+        (pages,) = memory._store._db.one("PRAGMA page_count")
+        memory._store._db.run(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(OSError, match=r"m\.db: .*full; nothing was changed"):
+            memory.add("long " * 90000, "a")
+        assert [item.text for item in memory.get_all("a")] == ["one"]
+        memory._store._db.run("PRAGMA max_page_count = 1000000")
+
+
+def test_an_interrupt_before_the_end_of_a_transaction(tmp_path, monkeypatch):
+    """The transaction is undone even while a traceback keeps its context manager alive."""
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", tau=0.4) as memory:
+        memory.add("one", "a")
+        begin = memory._store.transaction
+
+        class Interrupted:
+            def __init__(self):
+                self.inner = begin()
+
+            def __enter__(self):
+                self.inner.__enter__()
+
+            def __exit__(self, *_):
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory._store, "transaction", Interrupted)
+            with pytest.raises(KeyboardInterrupt) as kept:
+                memory.add("two", "a")
+        memory.add("three", "a")
+        del kept
+        memory.add("four", "a")
+        assert [item.text for item in memory.get_all("a")] == ["one", "three", "four"]
+        assert len(memory.search("q", "a")) == 3
+
+
+def test_an_interrupt_between_the_tensors_and_their_row(monkeypatch):
+    with AgentMemory(Hashed(), tau=0.4) as memory:
+        memory.add("one", "a")
+        commit = memory.tensors.commit
+
+        def interrupted(plan):
+            commit(plan)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.tensors, "commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                memory.add("two", "b")
+        memory.add("three", "b")
+        assert {hit.text for hit in memory.search("q", "b")} == {"two", "three"}
+        assert memory.counts()["b"].items == 2

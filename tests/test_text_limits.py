@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_support import Hashed, Placed, break_commits, state_of, words
+from text_support import Clock, Hashed, Placed, break_commits, state_of, words
 
 from rsm_torch.config import RSMConfig
 from rsm_torch.text import AgentMemory, Item
@@ -174,3 +174,40 @@ def test_a_memory_that_takes_over_settings_takes_over_their_limits(tmp_path):
         memory.add(timed("a", 13, 14), "a")
         agree(memory)
         assert [item.text for item in memory.get_all("a")] == ["a 3", "a 4", "a 13"]
+
+
+@pytest.mark.parametrize("limits", [{"max_members": 4}, {"max_atoms": 2, "policy": "oldest"}])
+@pytest.mark.parametrize("only_expired", [True, False])
+def test_expired_items_take_no_place(tmp_path, limits, only_expired):
+    clock = Clock()
+    path = tmp_path / "m.db"
+    with AgentMemory(Placed(), RSMConfig(8, tau=0.9, **limits), path, clock=clock) as memory:
+        kept = [] if only_expired else memory.add("0.1 kept", "a")
+        memory.add(["0.95 SECRET", "0.95 SECRET 2", "0.95 SECRET 3"], "a", ttl=10)
+        memory.add("0.95 elsewhere", "b", ttl=10)
+        clock.now += 10
+        new = memory.add(["0.9 new", "0.9 new 2"], "a")
+        assert [item.id for item in memory.get_all("a")] == kept + new
+        assert memory.counts()["a"].items == len(kept + new)
+        agree_on_ids(memory, "a", kept + new)
+        assert memory.purge() == 1
+        assert b"SECRET" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    with AgentMemory(Placed(), path=path) as memory:
+        agree_on_ids(memory, "a", kept + new)
+
+
+def agree_on_ids(memory, stream: str, ids: list[str]) -> None:
+    hits = memory.search("1", stream, top_k=100)
+    assert {hit.id for hit in hits} == set(ids)
+    assert len(memory.tensors.members(memory.slot(stream)).ids) == len(ids)
+
+
+def test_an_update_makes_room_of_what_has_expired():
+    clock = Clock()
+    with AgentMemory(Placed(), RSMConfig(8, tau=0.9, max_atoms=2), clock=clock) as memory:
+        memory.add("0.95 gone", "a", ttl=10)
+        first, second = memory.add(["0.1 kept", "0.1 kept 2"], "a")
+        clock.now += 10
+        memory.update(second, text="0.6 changed")
+        assert memory.counts()["a"] == (2, 2)
+        agree_on_ids(memory, "a", [first, second])

@@ -321,3 +321,56 @@ def test_a_failed_export_leaves_the_older_file(memory, tmp_path, monkeypatch):
         memory.export(file)
     assert file.read_bytes() == whole
     assert [f.name for f in tmp_path.iterdir()] == ["x"]
+
+
+def test_reembed_goes_all_the_way_though_the_log_cannot_be_cleared(tmp_path, monkeypatch):
+    path = tmp_path / "m.db"
+    with AgentMemory(Hashed(), path=path, tau=0.4) as memory:
+        memory.add(["0.9 a", "0.5 b"], "s")
+        with monkeypatch.context() as patch:
+            patch.setattr(memory._store, "scrub", no_room)
+            with pytest.warns(RuntimeWarning, match="done; what was deleted is still"):
+                memory.reembed(Placed(), tau=0.4)
+        assert memory.embedder.name == "test/placed"
+        memory.add("0.7 c", "s")
+        assert [hit.text for hit in memory.search("1", "s")] == ["0.9 a", "0.7 c", "0.5 b"]
+    with AgentMemory(Placed(), path=path) as memory:
+        assert memory.counts()["s"].items == 3
+
+
+@pytest.mark.parametrize("place", ["commit", "steps"])
+def test_an_interrupt_behind_the_commit_of_reembed(monkeypatch, place):
+    with AgentMemory(Hashed(), tau=0.4) as memory:
+        memory.add(["0.9 a", "0.5 b"], "s")
+        run = memory._store._db.run
+
+        def interrupted(sql, *values):
+            run(sql, *values)
+            if sql == "COMMIT":
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            if place == "commit":
+                patch.setattr(memory._store._db, "run", interrupted)
+            else:
+                patch.setattr(memory._state, "_go_on", once_interrupted(memory._state._go_on))
+            with pytest.raises(KeyboardInterrupt):
+                memory.reembed(Placed(), tau=0.4)
+        assert memory.embedder.name == "test/placed"
+        memory.add("0.7 c", "s")
+        assert [hit.text for hit in memory.search("1", "s")] == ["0.9 a", "0.7 c", "0.5 b"]
+
+
+def once_interrupted(call):
+    waiting = [KeyboardInterrupt]
+
+    def interrupted(*values):
+        if waiting:
+            raise waiting.pop()
+        call(*values)
+
+    return interrupted
+
+
+def no_room():
+    raise OSError("the disk is full")

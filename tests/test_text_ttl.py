@@ -37,9 +37,8 @@ def test_an_expired_item_is_nowhere_before_the_purge(clock):
         assert memory.search("1", "t") == []
         assert memory.counts() == {"s": (1, 1)}
         assert memory.streams() == ["s"]
-        for call in (memory.delete, lambda id: memory.update(id, text="0.1 x")):
-            with pytest.raises(KeyError, match="no item"):
-                call(short)
+        with pytest.raises(KeyError, match="no item"):
+            memory.update(short, text="0.1 x")
         assert int(memory.tensors.counts().members.sum()) == 3
         assert memory.purge() == 2
         assert memory.purge() == 0
@@ -116,7 +115,10 @@ def test_deleting_reaches_what_has_expired(clock):
         memory.add(Item("4", time=4), "s")
         clock.now += 10
         assert memory.delete_all("s", before=2) == 2
-        assert memory.delete_all("s") == 3
+        memory.delete("3")
+        with pytest.raises(KeyError, match="no item '3'"):
+            memory.delete("3")
+        assert memory.delete_all("s") == 2
         assert int(memory.tensors.counts().members.sum()) == 0
 
 

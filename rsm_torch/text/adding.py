@@ -38,7 +38,8 @@ class Adding(OpenMemory):
                 memory's `ttl`.
 
         Returns:
-            An id for each text. Ids are never reused.
+            An id for each text. Ids are never reused. With limits (`max_members`, `max_atoms` or
+            `ttl` of the config), some may be of items that they have already made go.
 
         Raises:
             TypeError, ValueError: an argument of the wrong kind, blank text or stream, vectors

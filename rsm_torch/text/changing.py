@@ -9,13 +9,14 @@ from rsm_torch.text import intake
 from rsm_torch.text.filters import read_filter
 from rsm_torch.text.items import StoredItem, Time, utc_seconds
 from rsm_torch.text.opened import OpenMemory, locked
-from rsm_torch.text.store import Found
 
 
 class Changing(OpenMemory):
     """The verbs `update`, `delete`, `delete_all` and `purge`.
 
-    What is deleted or replaced is overwritten in the file, its write-ahead log included.
+    What is deleted or replaced is overwritten in the file, its write-ahead log included. If the
+    disk is too full for the latter, the change is made, a warning says so, and the log is cleared
+    by the next change, `checkpoint` or `close` that finds room.
     """
 
     @locked
@@ -31,6 +32,7 @@ class Changing(OpenMemory):
 
         Args:
             text: embedded anew; the item is clustered again, as the newest of its stream.
+            time: with a `ttl` of the config, an old one can expire the item at once.
             metadata: keys to set; the others keep their values.
             ttl: seconds from now that the item is kept; `math.inf`: for ever.
 
@@ -59,10 +61,13 @@ class Changing(OpenMemory):
 
     @locked
     def delete(self, id: str) -> None:
-        """Remove an item for good. KeyError: no such item."""
-        number, _ = self._existing(id)
-        chunk, stream = self._store.chunk_of(number)
-        self._state.delete({stream: [Found(number, chunk)]})
+        """Remove an item for good, even one that has expired. KeyError: no such item."""
+        number = intake.read_id(id)
+        place = None if number is None else self._store.place_of(number)
+        if place is None:
+            raise KeyError(f"id: no item {id!r}")
+        stream, found = place
+        self._state.delete({stream: [found]})
 
     @locked
     def delete_all(

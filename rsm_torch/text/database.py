@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rsm_torch.text.schema import APPLICATION_ID, MIGRATIONS
+from rsm_torch.text.schema import APPLICATION_ID, CHUNKS, ITEMS, META, MIGRATIONS, STREAMS
 
 LOCK_WAIT_SECONDS = 0.5
 SMALLEST_PAGE = 512  # bytes: no SQLite file with anything in it is smaller
 REMEDY = "restore it from a copy, or absorb what AgentMemory.export wrote into a new one"
+
+TABLES = {
+    "meta": META, "streams": STREAMS, "items": ITEMS, "chunks": CHUNKS,
+    "snapshots": "stream, chunks, rows, body",
+}  # fmt: skip
 
 BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 SYSTEM = {
@@ -37,6 +42,9 @@ class Database:
 
     def __init__(self, path: str | Path | None):
         self.path = path
+        self._opened = False
+        self._turn = object()  # of the newest transaction
+        self._failed: BaseException | None = None  # what was raised in a function called by SQL
         if path is not None:
             _check_file(Path(path))
         with self._explained():
@@ -48,9 +56,10 @@ class Database:
             )
         # Damaged text must not fail here: its checksum tells.
         self._connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
-        self._connection.create_function("checksum", -1, checksum, deterministic=True)
+        self._connection.create_function("checksum", -1, self._checksum, deterministic=True)
         try:
             self._open()
+            self._opened = True
         except BaseException:
             self._connection.close()
             raise
@@ -65,6 +74,8 @@ class Database:
         self.run("BEGIN EXCLUSIVE")  # take the lock now, not at the first write
         self.run("COMMIT")
         self._migrate()
+        for table, columns in TABLES.items():
+            self.run(f"SELECT {columns}, sum FROM {table} LIMIT 0")
 
     # -- statements -------------------------------------------------------------------------
 
@@ -88,14 +99,23 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All of what is done inside, or none of it."""
-        self.run("BEGIN IMMEDIATE")
+        turn = self._turn = object()
         try:
+            self.roll_back()  # one whose end an interrupt prevented
+            self.run("BEGIN IMMEDIATE")
             yield
             self.run("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self.run("ROLLBACK")
+        except BaseException as error:
+            if self._turn is turn:
+                self.roll_back()
+            if type(error) is OSError and isinstance(error.__cause__, sqlite3.Error):
+                raise OSError(f"{error}; nothing was changed") from error.__cause__
             raise
+
+    def roll_back(self) -> None:
+        """End the transaction that is under way, if any: SQLite may have done so by itself."""
+        if self._connection.in_transaction:
+            self.run("ROLLBACK")
 
     def close(self) -> None:
         with self._explained():
@@ -136,13 +156,30 @@ class Database:
                 self.run(f"PRAGMA application_id = {APPLICATION_ID}")
                 self.run(f"PRAGMA user_version = {number}")
 
+    def _checksum(self, *values: Any) -> int:
+        """`checksum` for SQL; SQLite tells of an exception, as by Ctrl-C, but not which."""
+        try:
+            return checksum(*values)
+        except BaseException as error:
+            self._failed = error
+            raise
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        self._failed = None
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
             raise  # a fault of this library, not of the file
         except sqlite3.Error as error:
+            if self._failed is not None:
+                raise self._failed from None
+            if "user-defined function raised" in str(error):
+                # Outside the `try` of `_checksum` only a signal, as of Ctrl-C, can raise.
+                raise KeyboardInterrupt from error
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            if code == sqlite3.SQLITE_ERROR and self._opened:
+                raise  # says nothing of the file, whose tables were looked at on opening
             raise self._explanation(error) from error
         except UnicodeDecodeError as error:  # of a message that quotes what is damaged
             raise self.damaged(error) from error
@@ -157,7 +194,7 @@ class Database:
         # A file that the system lets us write, and that says it is not to be written, is damaged.
         writable = self.path is not None and os.access(self.path, os.W_OK)
         if code in SYSTEM and not (code == sqlite3.SQLITE_READONLY and writable):
-            return OSError(f"path: cannot use {where}: {error}; nothing was changed")
+            return OSError(f"path: cannot use {where}: {error}")
         if code == sqlite3.SQLITE_TOOBIG:
             return ValueError(f"path: {where} cannot hold a text that long ({error})")
         if code == sqlite3.SQLITE_NOTADB:
@@ -167,6 +204,8 @@ class Database:
 
 def _check_file(path: Path) -> None:
     """What can be said without opening it: closing it again would drop this process's locks."""
+    if str(path) == ":memory:" or str(path).startswith("file:"):
+        raise ValueError(f"path: {path} is a name of SQLite's; use path=None for RAM, or a file")
     if path.is_dir():
         raise IsADirectoryError(f"path: {path} is a folder; expected a file")
     if not path.exists() and not path.parent.is_dir():

@@ -184,9 +184,13 @@ def read_expiry(ttl: float | None, now: float) -> float | None:
         return None
     if isinstance(ttl, bool) or not isinstance(ttl, Real):
         raise TypeError(f"ttl: expected a number of seconds, got {ttl!r}")
-    if not ttl > 0:
+    try:
+        seconds = float(ttl)
+    except OverflowError:
+        raise ValueError("ttl: is too large a number; math.inf: for ever") from None
+    if not seconds > 0:
         raise ValueError(f"ttl: expected more than 0 seconds (math.inf: for ever), got {ttl}")
-    return None if math.isinf(ttl) else now + float(ttl)
+    return None if math.isinf(seconds) else now + seconds
 
 
 def read_stream(stream: str) -> str:

@@ -24,7 +24,8 @@ class AgentMemory(Adding, Finding, Changing, Moving):
             "least_used". members="none" is refused: it could find no item.
         path: a SQLite file that keeps everything, made if missing; one memory at a time may have
             it open. Closing keeps the tensors in it, too, so that it reopens as it was; after a
-            crash, those of streams that changed are rebuilt, to the same atoms. None: RAM only.
+            crash, those of streams that changed are rebuilt, to the same atoms; with members="coefficients",
+            coefficients, and so scores, are then computed anew and may differ. None: RAM only.
         device: of the embedder and of the tensors; "auto" is CUDA when there is one.
         tau: the gate's threshold, instead of a config.
         calibration: of the embedder's space: its tau (unless `config` or `tau` says another) and

@@ -146,8 +146,8 @@ class Moving(OpenMemory):
         new = load_embedder(embedder, self._device)
         settings = self._state.settings.moved(new, tau, calibration)
         chunks, texts = self._store.texts()
-        self._state.reembed(settings, chunks, self._embed(texts, new))
-        self.embedder = new
+        vectors = self._embed(texts, new)
+        self._state.reembed(settings, chunks, vectors, lambda: setattr(self, "embedder", new))
 
     # -- contents of streams ----------------------------------------------------------------
 

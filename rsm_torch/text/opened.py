@@ -132,7 +132,8 @@ class OpenMemory:
     def checkpoint(self) -> None:
         """Keep the tensors in the file as they are now, so that opening it again is quick and
         brings back these very tensors, even if the process is killed. `close` does it, too.
-        Without it they are rebuilt on opening, to the same atoms.
+        Without it they are rebuilt on opening, to the same atoms; with members="coefficients",
+        coefficients, and so scores, are then computed anew and may differ.
 
         Raises:
             OSError: the disk is full; items are not concerned.

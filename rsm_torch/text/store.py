@@ -49,6 +49,10 @@ class ItemStore(Lookup):
         """All of what is done inside, or none of it."""
         return self._db.transaction()
 
+    def roll_back(self) -> None:
+        """Undo a transaction whose end an interrupt prevented, if there is one."""
+        self._db.roll_back()
+
     # -- settings and streams ---------------------------------------------------------------
 
     def get_meta(self, key: str) -> Any:
@@ -155,6 +159,11 @@ class ItemStore(Lookup):
     def delete_chunk(self, chunk: int) -> None:
         """Its item stays, to get a new one."""
         self._db.run("DELETE FROM chunks WHERE id = ?", (chunk,))
+
+    def place_of(self, item: int) -> tuple[int, Found] | None:
+        """The stream of an item, expired or not, and its chunk; None: no such item."""
+        rows = self._db.rows("SELECT stream, item, id FROM chunks WHERE item = ?", (item,))
+        return (rows[0][0], Found(*rows[0][1:])) if rows else None
 
     def scrub(self) -> None:
         """Deleted content leaves the write-ahead log too (pages of the file are overwritten)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class SyncedMemory:
 
     def __init__(self, store: ItemStore, settings: Settings, device: str):
         self.store, self.settings, self._device = store, settings, device
+        self._scrub_due = True  # whoever had the file before may have been stopped
         self.streams = store.streams()
         self.index = self._new_index(settings)
         last = snapshot.restore(store, self.index)
@@ -72,7 +74,9 @@ class SyncedMemory:
         items: list[list[int]] = []
         written: dict[int, Chunks] = {}
         given: dict[int, Chunks] = {}
-        with self._change(set()) as change:
+        held = {self.streams[name] for name in new if name in self.streams}
+        with self._change(set(held)) as change:
+            gone = self._drop_expired(change)
             for name, content in new.items():
                 if name not in self.streams:
                     self.streams[name] = self.store.add_stream(name)
@@ -84,7 +88,7 @@ class SyncedMemory:
                 into = written if content.atoms is None else given
                 times = _times(content.rows) if timed else None
                 into[stream] = Chunks(ids, content.vectors, atoms, times)
-            self._place(change, settings, given, written)
+            self._place(change, settings, given, written, gone)
         return items
 
     def replace(self, id: int, row: Row, vector: Tensor | None) -> None:
@@ -94,11 +98,12 @@ class SyncedMemory:
         if vector is None:
             vector = self.store.vectors([old]).vectors[0]
         with self._change({stream}, erases=True) as change:
+            gone = self._drop_expired(change)
             self.store.change(id, row)
             self.store.delete_chunk(old)
             ids = self.store.insert_chunks(stream, [id], vector[None])
             draft = self.index.draft({stream})
-            draft.forget(stream, [old])
+            draft.forget(stream, [old, *gone.get(stream, ())])
             times = None if self.settings.config.ttl is None else _times([row])
             new = Chunks(ids, vector[None], ids, times)
             self._adopt(change, draft, draft.write({stream: new}))
@@ -107,7 +112,8 @@ class SyncedMemory:
         """New fields for an item; nothing to embed."""
         with self.store.transaction():
             self.store.change(id, row)
-        self.store.scrub()
+        self._scrub_due = True
+        self._scrub()
 
     def delete(self, gone: Mapping[int, Sequence[Found]]) -> int:
         """Remove items of each stream; how many."""
@@ -119,45 +125,99 @@ class SyncedMemory:
                     change.steps.append(partial(self.index.forget, stream, some))
         return sum(map(len, chunks.values()))
 
-    def reembed(self, settings: Settings, chunks: Sequence[int], vectors: Tensor) -> None:
-        """New vectors [N, D] for all chunks there are; all streams clustered anew."""
+    def reembed(
+        self,
+        settings: Settings,
+        chunks: Sequence[int],
+        vectors: Tensor,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """New vectors [N, D] for all chunks there are; all streams clustered anew; `done` is
+        called once that is on record."""
         with self._change(set(self.index.rows), erases=True) as change:
+            change.steps.append(done)
             self.store.set_vectors(chunks, vectors)
             self._cluster_anew(change, settings)
 
     def checkpoint(self) -> None:
         """Keep the tensors for the next opening."""
+        self._scrub()
         snapshot.keep(self.store, self.index, self._changed)
         self._changed = set()
 
     @contextmanager
     def _change(self, streams: set[int], erases: bool = False) -> Iterator[Change]:
         change = Change(streams, erases)
+        untrained = self.index.tensors.bank.codebook is None
         try:
             with self.store.transaction():
                 yield change
                 if change.erases:
                     self.store.drop_snapshots(change.streams)
+            self._changed |= change.streams
+            self._scrub_due = self._scrub_due or change.erases
         except BaseException as error:
+            self.store.roll_back()
             self.streams = self.store.streams()
             if not isinstance(error, Exception):  # an interrupt may fall behind the commit
-                self._reload(change.streams)
+                self._changed |= change.streams
+                self._scrub_due = self._scrub_due or change.erases
+                self._catch_up(change)
             raise
-        self._changed |= change.streams
-        untrained = self.index.tensors.bank.codebook is None
         try:
             for step in change.steps:
                 step()
         except BaseException as error:
-            self._reload(change.streams)
+            self._catch_up(change)
             if not isinstance(error, (RuntimeError, MemoryError)):
                 raise  # else there was no room, as on a GPU, and now there is
         if untrained and self.index.tensors.bank.codebook is not None:
             self._changed |= set(self.index.rows)  # all rows are held by the codebook now
-        if change.erases:
+        self._scrub()
+
+    def _catch_up(self, change: Change) -> None:
+        """Make the tensors what the store holds, whether the change is on record or not."""
+        saved = Settings.load(self.store)
+        if saved is not None and saved.to_dict() != self.settings.to_dict():
+            for step in change.steps:  # those of new settings can be done again
+                step()
+        else:
+            self._reload(change.streams)
+
+    def _scrub(self) -> None:
+        """Clear the log of what was deleted. The change that deleted it is made already, so that
+        no room for this is no error of it: it is tried again later."""
+        if not self._scrub_due:
+            return
+        try:
             self.store.scrub()
+        except OSError as error:
+            warnings.warn(
+                "done; what was deleted is still in the write-ahead log until there is room "
+                f"({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            self._scrub_due = False
+
+    def _drop_expired(self, change: Change) -> dict[int, list[int]]:
+        """Where limits count, what has expired in the streams of a change takes no one's place:
+        it goes from the store, and the draft of the change is to forget these chunks."""
+        if not self.settings.config.capped:
+            return {}
+        expired = self.store.expired(self.store.clock())
+        gone = {stream: some for stream, some in expired.items() if stream in change.streams}
+        for some in gone.values():
+            self.store.delete(found.item for found in some)
+            change.erases = True
+        return {stream: [found.chunk for found in some] for stream, some in gone.items()}
 
     def _reload(self, streams: set[int]) -> None:
+        tensors, taken = self.index.tensors, set(self.index.rows.values())
+        free = [row for row in range(tensors.streams) if row not in taken]
+        if free:  # a step that was cut short may have filled one
+            tensors.reset(free)
         self.index.reload(self._chunks(dict.fromkeys(streams, 0)))
 
     # -- clustering -------------------------------------------------------------------------
@@ -168,8 +228,9 @@ class SyncedMemory:
         settings: Settings,
         given: dict[int, Chunks],
         written: dict[int, Chunks],
+        gone: Mapping[int, Sequence[int]],
     ) -> None:
-        """Find the atoms of new chunks that are in the store already."""
+        """Find the atoms of new chunks that are in the store already, and forget those `gone`."""
         if settings.pending and settings.enough(self._sizes(given, written)):
             change.streams |= set(self.index.rows)
             self._cluster_anew(change, settings)
@@ -186,6 +247,8 @@ class SyncedMemory:
             change.steps.append(plan[1])
         else:
             draft = self.index.draft(change.streams)
+            for stream, chunks in gone.items():
+                draft.forget(stream, chunks)
             self._adopt(change, draft, draft.assign(given), draft.write(written))
 
     def _cluster_anew(self, change: Change, settings: Settings) -> None:
@@ -202,7 +265,7 @@ class SyncedMemory:
         change.steps.append(lambda: self._go_on(settings, index))
 
     def _go_on(self, settings: Settings, index: StreamIndex) -> None:
-        self.settings, self.index = settings, index
+        self.index, self.settings = index, settings  # in this order: see _catch_up
 
     def _adopt(self, change: Change, draft: StreamIndex, *changed: Changed) -> None:
         self._record(change, *changed)
