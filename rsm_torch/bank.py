@@ -156,6 +156,11 @@ class Bank(nn.Module):
         self._most_members = int(self.n_members.max()) if self.streams else 0
         self._most_atoms = int(self.n_atoms.max()) if self.streams else 0
 
+    def took(self, members: int, atoms: int) -> None:
+        """Raise the host's bounds by what a slot may have been given at the most."""
+        self._most_members += members
+        self._most_atoms += atoms
+
     def provide(self, name: str) -> Tensor:
         """The optional tensor of that name, allocated if it is first asked for."""
         tensor = self._buffers[name]

@@ -26,7 +26,7 @@ def append(bank: Bank, batch: Batch, atoms: Tensor, opened: Tensor, names: Tenso
     most = max(1, int(new_atoms.max())) if on_cpu(new_atoms) else valid.shape[1]
     kept = bank.config.members != "none"
     bank.make_room(valid.shape[1] if kept else 0, most)
-    bank._most_atoms += most
+    bank.took(valid.shape[1] if kept else 0, most)
 
     # Rows that are not valid are zero and may be added anywhere: no mask has to be read.
     at = (slots[:, None] * bank.sums.shape[1] + atoms.clamp(min=0)).flatten()
@@ -71,7 +71,6 @@ def append_members(bank: Bank, batch: Batch, atoms: Tensor) -> None:
         if value is not None:
             bank.provide(name)[at] = value
     bank.n_members[slots] += valid.sum(1)
-    bank._most_members += valid.shape[1]
 
 
 def turn_bases(bank: Bank, slots: Tensor, x: Tensor, atoms: Tensor) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rsm_kernels.slots import run
+
 NONE = float("-inf")
 TILE = 1 << 22  # member scores held at once: 16 MiB
 ROWS = 1 << 15  # rows decoded at once for them: 48 MiB at D = 384
@@ -149,16 +151,6 @@ def quietly_sparse() -> Iterator[None]:
 
 
 _noticed = False
-
-
-def run(slots: Tensor) -> slice | Tensor:
-    """Slots [B] that follow one another as a slice, which indexes without a copy (on a CPU, where
-    looking costs nothing)."""
-    if slots.device.type != "cpu":
-        return slots
-    first = int(slots[0])
-    ordered = torch.equal(slots, torch.arange(first, first + len(slots)))
-    return slice(first, first + len(slots)) if ordered else slots
 
 
 def score_atoms(

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rsm_kernels.slots import run
+
 NONE = float("-inf")
 BLOCK = 64  # chunks per scan: the scan costs O(T) a chunk, the products want T large
 TILE = 1 << 20  # scores held at once while looking for the best member: 4 MiB
@@ -117,16 +119,6 @@ def tiles(xb: Tensor, sources: list[Source]) -> Iterator[tuple[slice, Tensor, Te
                     score.masked_fill_(dead[:, None], NONE)
                     owner = owner.masked_fill(dead, 0)
                 yield b, score, owner
-
-
-def run(slots: Tensor) -> slice | Tensor:
-    """Slots [B] that follow one another as a slice, which indexes without a copy (on a CPU, where
-    looking costs nothing)."""
-    first = int(slots[0]) if slots.device.type == "cpu" else 0
-    ordered = slots.device.type == "cpu" and torch.equal(
-        slots, torch.arange(first, first + len(slots))
-    )
-    return slice(first, first + len(slots)) if ordered else slots
 
 
 def best_member(xb: Tensor, sources: list[Source], width: int) -> tuple[Tensor, Tensor]:
