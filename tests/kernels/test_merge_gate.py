@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from gate_cases import Tally, check_backend, chunks
+from gate_cases import Tally, check_backend, chunks, empty_state
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -218,3 +218,22 @@ def test_no_table_of_all_members_is_made(dtype, scope):
             sums, live[0], members, owner, live[1], tau=0.99, scope=scope, backend="chunkwise",
         )  # fmt: skip
     assert seen.most <= chunkwise.TILE < B * T * N / 5
+
+
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_both_scans_decide_the_same(mode, monkeypatch):
+    for seed, kind in enumerate(("clustered", "repeats", "axes")):
+        g = torch.Generator().manual_seed(seed)
+        x = chunks(kind, 4, 90, 6, g)
+        valid = torch.rand(4, 90, generator=g) < 0.9
+        x = torch.where(valid[..., None], x, 0)
+        empty = empty_state(4, 0, 6, torch.float32).tensors(torch.float32)
+        out = []
+        for few in (0, 4):  # all in arrays, then all in plain numbers
+            monkeypatch.setattr(chunkwise, "ONE_BY_ONE", few)
+            out.append(
+                merge_gate(x, valid, torch.arange(4), *empty, tau=0.7, backend="chunkwise", **mode)
+            )
+        assert torch.equal(out[0][0], out[1][0])
+        assert torch.equal(out[0][1], out[1][1])
+        assert out[0][1].sum() > 4
