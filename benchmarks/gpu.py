@@ -67,7 +67,7 @@ def run(device, times: bool) -> dict[str, Any]:
     """The whole report; timing starts only if every check has passed."""
     import torch
 
-    from rsm_torch.bench.provenance import provenance
+    from rsm_torch.provenance import provenance
 
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "interpreter"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from rsm_torch.bench.provenance import provenance
 from rsm_torch.eval.datasets import load
+from rsm_torch.provenance import provenance
 from rsm_torch.storage import codec, train_pq
 from rsm_torch.text.embedders import MINILM, embed, load_embedder
 

@@ -15,7 +15,8 @@ from cli_support import refused, rsm
 from rsm_kernels.atom_search import BACKENDS as SEARCH_BACKENDS
 from rsm_kernels.atom_search import batched
 from rsm_kernels.merge_gate import BACKENDS, chunkwise
-from rsm_torch.bench import parity, provenance, search, timing, write
+from rsm_torch import provenance
+from rsm_torch.bench import parity, search, timing, write
 from rsm_torch.bench.job import Job, prepare
 from rsm_torch.bench.peak import can_measure, peak_growth
 from rsm_torch.bench.streams import TAU, draw

@@ -36,11 +36,13 @@ RANKS = {
     "rsm_torch.storage": 2,
     "rsm_torch.calibrate": 2,
     "rsm_torch.layout": 2,
+    "rsm_torch.cache": 1,
     "rsm_torch.hits": 1,
     "rsm_torch.tokens": 1,
     "rsm_torch.checks": 1,
     "rsm_torch.config": 1,
     "rsm_torch.modes": 1,
+    "rsm_torch.provenance": 1,
     "rsm_kernels": 0,
 }
 PUBLIC = {

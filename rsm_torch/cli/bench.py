@@ -174,7 +174,7 @@ def _head(kind: str, job: Any, repeats: int, checked: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from rsm_torch.bench.peak import METHOD
-    from rsm_torch.bench.provenance import load, provenance
+    from rsm_torch.provenance import load, provenance
 
     settings = {"tau": job.tau, "storage": job.storage, "seed": job.seed, "repeats": repeats}
     return {
@@ -188,8 +188,8 @@ def _head(kind: str, job: Any, repeats: int, checked: Any) -> dict[str, Any]:
 
 
 def _deliver(report: dict[str, Any], as_json: bool, out: Path | None) -> None:
-    from rsm_torch.bench.provenance import load
     from rsm_torch.cli import bench_table
+    from rsm_torch.provenance import load
 
     report["load_after"] = load()
     if out is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from rsm_torch.bench.provenance import provenance
 from rsm_torch.cli.demo_run import DemoResult, StreamResult
+from rsm_torch.provenance import provenance
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

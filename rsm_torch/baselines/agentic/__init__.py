@@ -1,0 +1,1 @@
+"""Memories that a language model runs: A-MEM, MemoryBank and MemGPT."""

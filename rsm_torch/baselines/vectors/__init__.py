@@ -1,0 +1,1 @@
+"""Memories of embeddings alone, many streams at once, with bytes counted by one rule."""

@@ -1,0 +1,1 @@
+"""Judges: how good an answer is, or how likely the right one."""

@@ -1,0 +1,1 @@
+"""Readers: what answers a question from a context."""

@@ -1,0 +1,1 @@
+"""One file per experiment; `rsm experiment NAME` runs it."""

@@ -1,0 +1,1 @@
+"""Hidden states of causal language models: capturing them, and a memory made of them."""
