@@ -1,6 +1,6 @@
 """The least bytes and operations of a write and a search, and the time a device cannot beat.
 
-The formulas are those of kernels/merge_gate/README.md and kernels/atom_search/README.md.
+The formulas are those of the READMEs in kernels/.
 """
 
 from __future__ import annotations
@@ -79,3 +79,10 @@ def score_members(B: int, Q: int, N: int, D: int, itemsize: int, looked: float) 
 def search(B: int, Q: int, N: int, M: int, K: int, D: int, itemsize: int, looked: float) -> Work:
     """What one call of the search with v1 and cosine must do."""
     return score_atoms(B, Q, M, D, itemsize) + score_members(B, Q, N, D, itemsize, looked)
+
+
+def leading_pairs(P: int, R: int, rank: int) -> Work:
+    """Every matrix is read once; a product with every direction in each round, and one more."""
+    directions, rounds = rank + 2, 24
+    read, written = R * R, rank * (R + 1)
+    return Work(P * (read + written) * FLOAT, single=2.0 * P * R * R * directions * (rounds + 1))

@@ -74,6 +74,7 @@ def run(device, times: bool) -> dict[str, Any]:
     checks: dict[str, Any] = {
         "gate": gate_parity(device, PARITY_CASES if on_gpu else 8),
         "search": search_parity(device, PARITY_CASES if on_gpu else 8),
+        "pairs": pairs_parity(device),
     }
     if on_gpu:
         checks |= {
@@ -174,6 +175,24 @@ def search_parity(device, cases: int) -> dict[str, Any]:
         "worst_score_error": worst,
         "wrong": wrong[:5],
     }
+
+
+def pairs_parity(device) -> dict[str, Any]:
+    """Leading eigenpairs of Gram matrices of every kind, against LAPACK in fp64."""
+    sys.path.insert(0, str(HERE.parent / "tests" / "kernels"))
+    from gram_cases import SHAPES, check, grams
+
+    from rsm_kernels.subspace_iteration import subspace_iteration
+
+    wrong = []
+    for R, rank in SHAPES if device.type == "cuda" else SHAPES[:3]:
+        gram = grams(R, seed=R)
+        values, vectors = subspace_iteration(gram.to(device), rank, "triton")
+        try:
+            check(gram, values.cpu(), vectors.cpu(), rank, tolerance=0.02)
+        except AssertionError as error:
+            wrong.append(f"R={R}, rank={rank}: {error}")
+    return {"passed": not wrong, "wrong": wrong}
 
 
 def without_waiting(device) -> dict[str, Any]:

@@ -62,6 +62,18 @@ def search_call(memory, q, backend: str = "triton") -> Callable:
     return lambda: atom_search(q, slots, *state, top_atoms=5, top_k=20, backend=backend)
 
 
+def pairs_call(memory, x, backend: str = "triton") -> Callable:
+    """Leading eigenpairs as a write of x [B, T, D] asks for them: a Gram matrix for each chunk."""
+    import torch
+
+    from rsm_kernels.subspace_iteration import subspace_iteration
+
+    rank = memory.config.rank
+    rows = torch.nn.functional.pad(x, (0, 0, rank, 0), value=0.1)  # an old basis beside them
+    gram = (rows @ rows.mT).repeat_interleave(x.shape[1], 0)
+    return lambda: subspace_iteration(gram, rank, backend)
+
+
 def memory_calls(memory, x) -> dict[str, Callable]:
     """A whole write of chunks x [B, T, D] and a whole search for the first of each stream, as a
     server makes them: arguments on the device and trusted."""

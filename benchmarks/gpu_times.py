@@ -16,6 +16,7 @@ from gpu_inputs import (
     clustered,
     gate_call,
     memory_calls,
+    pairs_call,
     random_memory,
     restore,
     search_call,
@@ -48,6 +49,8 @@ def operators(memory, x, shape, dtype) -> list[dict[str, Any]]:
     score_atoms = floors.score_atoms(B, 1, atoms, D, size)
     score_members = floors.score_members(B, 1, N, D, size, looked)
     scans = {("products", "scan"): scan}
+    rank = memory.config.rank
+    pairs = floors.leading_pairs(B * T, rank + T, rank)
     jobs = (
         ("gate", gate_call, x, {}, {("best_member",): best, **scans}, "chunkwise"),
         ("gate, centroid", gate_call, x, {"gate": "centroid"}, scans, "chunkwise"),
@@ -55,6 +58,7 @@ def operators(memory, x, shape, dtype) -> list[dict[str, Any]]:
             "search", search_call, q, {},
             {("score_atoms",): score_atoms, ("score_members",): score_members}, "batched",
         ),
+        ("pairs", pairs_call, x, {}, {("leading_pairs",): pairs}, "batched"),
     )  # fmt: skip
     rows = []
     for name, make, inputs, settings, works, other in jobs:

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rsm_kernels.subspace_iteration import subspace_iteration
+
 FEW, MANY = 256, 1024  # rows: below one it is calls that cost, above the other caches
 ROUND = 64  # rows folded in at once: the Gram matrix has (K + rows)² entries
 # Directions below this share of the leading singular value (a hundred-thousandth of its energy)
 # drown in the rounding of a float32 Gram matrix and are held as zero.
 FLOOR = 3e-3
-
-# Orthogonal iteration: directions carried beyond those kept, rounds, and products in each round.
-EXTRA, ITERATIONS, POWER = 2, 6, 4
 
 
 def leading(a: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -54,8 +53,7 @@ def update_unsynced(u: Tensor, s: Tensor, x: Tensor, same: Tensor) -> tuple[Tens
     """`update` for every chunk of a batch at once, in shapes known beforehand: for a GPU, where
     grouping chunks by atom, and `eigh`, would wait for the device.
 
-    Chunks of one atom get one result, each of them. Orthogonal iteration on the Gram matrices
-    replaces `eigh`; the directions it starts from are arbitrary and fixed.
+    Chunks of one atom get one result, each of them; subspace iteration takes the place of `eigh`.
 
     Args:
         u, s: [B, T, K, D] and [B, T, K], the basis of each chunk's atom.
@@ -70,62 +68,14 @@ def update_unsynced(u: Tensor, s: Tensor, x: Tensor, same: Tensor) -> tuple[Tens
     gram[..., :K, :K] = own @ own.mT
     gram[..., :K, K:], gram[..., K:, :K] = cross, cross.mT
     gram[..., K:, K:] = (x @ x.mT)[:, None] * inside[..., None] * inside[..., None, :]
-    count = torch.arange(1, (K + T) * (K + EXTRA) + 1, device=x.device, dtype=x.dtype)
-    v = (count * count).sin().view(K + T, K + EXTRA)
-    scaled = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-30)
-    for _ in range(ITERATIONS):
-        for _ in range(POWER):
-            v = scaled @ v
-        v = orthonormal(v)
-    power, turn = jacobi(v.mT @ gram @ v)
-    power, order = power.sort(dim=-1, descending=True)
-    v = (v @ turn).gather(-1, order[..., None, :].expand_as(v))[..., :K].mT  # [B, T, K, K + T]
+    power, v = subspace_iteration(gram.flatten(0, 1), K)
+    power, v = power.view(B, T, K), v.view(B, T, K, K + T)
     # All directions of a stream times its rows at once: x must not be repeated for each chunk.
     top = v[..., :K] @ own + (v[..., K:].flatten(1, 2) @ x).view(B, T, K, -1)
-    sigma = power[..., :K].clamp(min=0).sqrt()
+    sigma = power.clamp(min=0).sqrt()
     kept = sigma > FLOOR * sigma[..., :1]
     norm = torch.linalg.vector_norm(top, dim=-1)
     return top * torch.where(kept, 1 / norm, 0)[..., None], torch.where(kept, sigma, 0)
-
-
-def orthonormal(v: Tensor) -> Tensor:
-    """Columns of v [..., R, K] made orthonormal one after another; dependent ones become zero."""
-    done: list[Tensor] = []
-    for column in v.unbind(-1):
-        size = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
-        for _ in range(2):  # once more, since the first pass leaves rounding behind
-            for other in done:
-                column = column - (column * other).sum(-1, keepdim=True) * other
-        norm = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
-        done.append(torch.where(norm > 1e-6 * size, column / norm, 0))
-    return torch.stack(done, -1)
-
-
-def jacobi(a: Tensor, sweeps: int = 5) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [..., n] and vectors [..., n, n] of small symmetric matrices, unsorted.
-
-    Cyclic Jacobi rotations: slower than `eigh`, but it waits for nothing. Golub and Van Loan,
-    Matrix Computations, 8.5.
-    """
-    n = a.shape[-1]
-    v = torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
-    for _ in range(sweeps):
-        for i in range(n):
-            for j in range(i + 1, n):
-                tilt = (a[..., j, j] - a[..., i, i]) / (2 * a[..., i, j])
-                t = torch.where(tilt < 0, -1.0, 1.0) / (tilt.abs() + (1 + tilt * tilt).sqrt())
-                t = torch.where(a[..., i, j] == 0, 0.0, t)[..., None]
-                c = 1 / (1 + t * t).sqrt()
-                a = rotate(rotate(a, i, j, c, c * t).mT, i, j, c, c * t).mT
-                v = rotate(v, i, j, c, c * t)
-    return a.diagonal(dim1=-2, dim2=-1), v
-
-
-def rotate(a: Tensor, i: int, j: int, c: Tensor, s: Tensor) -> Tensor:
-    """Columns i and j of a [..., n, n] turned by the angle of cosine c and sine s [..., 1]."""
-    columns = list(a.unbind(-1))
-    columns[i], columns[j] = c * a[..., i] - s * a[..., j], s * a[..., i] + c * a[..., j]
-    return torch.stack(columns, -1)
 
 
 def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:

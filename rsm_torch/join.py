@@ -100,9 +100,10 @@ def turn_bases(bank: Bank, slots: Tensor, x: Tensor, atoms: Tensor) -> None:
     # Rows that are not valid are zero and change nothing: they may stand with atom 0. Chunks of
     # one atom write the same thing to the same place.
     at = slots[:, None] * room + atoms.clamp(min=0)
-    for t in range(0, x.shape[1], basis.ROUND):
-        now = at[:, t : t + basis.ROUND]
-        fold(now, x[:, t : t + basis.ROUND], now[:, :, None] == now[:, None])
+    step = max(16, basis.ROUND - bank.config.rank)  # Gram matrices of at most ROUND rows
+    for t in range(0, x.shape[1], step):
+        now = at[:, t : t + step]
+        fold(now, x[:, t : t + step], now[:, :, None] == now[:, None])
 
 
 def take(rows: Tensor, at: Tensor) -> Tensor:

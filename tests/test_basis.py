@@ -102,17 +102,6 @@ def test_the_update_that_waits_for_nothing_agrees(K):
                 )
 
 
-def test_jacobi_is_eigh():
-    a = torch.randn(20, 6, 6)
-    a = a + a.mT
-    values, vectors = basis.jacobi(a)
-    torch.testing.assert_close(values.sort().values, torch.linalg.eigvalsh(a), atol=1e-4, rtol=0)
-    torch.testing.assert_close(
-        vectors @ torch.diag_embed(values) @ vectors.mT, a, atol=1e-4, rtol=0
-    )
-    assert torch.equal(basis.jacobi(torch.zeros(2, 3, 3))[0], torch.zeros(2, 3))
-
-
 def test_the_update_that_waits_for_nothing_makes_no_copy_of_x_a_chunk():
     class Largest(TorchDispatchMode):
         most = 0

@@ -141,7 +141,7 @@ def test_the_way_of_a_gpu_agrees_on_bases(monkeypatch):
     one, two = state(plain), state(unsynced)
     torch.testing.assert_close(one["singular"], two["singular"], rtol=6e-2, atol=1e-2)
     energy = [float(m["singular"].square().sum()) for m in (one, two)]
-    assert energy[1] == pytest.approx(energy[0], rel=1e-3)
+    assert energy[1] == pytest.approx(energy[0], rel=2e-3)  # they fold other steps of the 90
     assert (one["basis"][:, 0] * two["basis"][:, 0]).sum(-1).min() > 1 - 1e-4
     check_consistent(unsynced)
 

@@ -24,6 +24,9 @@ from rsm_kernels.atom_search import op as search
 from rsm_kernels.merge_gate import fused as gate_kernels
 from rsm_kernels.merge_gate import launch as gate_launch
 from rsm_kernels.merge_gate import op as gate
+from rsm_kernels.subspace_iteration import fused as pair_kernels
+from rsm_kernels.subspace_iteration import launch as pair_launch
+from rsm_kernels.subspace_iteration import op as pairs
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 MOST_REGISTERS = 255  # of an NVIDIA thread; more can only be spilled
@@ -139,3 +142,28 @@ def test_a_block_against_itself_fits_the_bound(monkeypatch):
         (usage,) = check(device, [m for m in made if m[0].__name__ == "products"], {"products"})
         tile = gate_launch.choose(S, 64, 512, 64, D, FP32, DEVICES[device]).atoms
         assert 64 * 64 * 4 <= usage.shared <= tile.shared(64, 4)
+
+
+def check_pairs(monkeypatch, device, R, rank):
+    launches = recorded(
+        pair_kernels,
+        monkeypatch,
+        device,
+        lambda: pairs.subspace_iteration(torch.empty(S, R, R), rank),
+    )
+    for usage in check(device, launches, {"leading_pairs"}):
+        assert usage.shared <= pair_launch.choose(R, rank).shared(), usage
+
+
+@pytest.mark.parametrize("device", ["sm_90", "sm_80", "gfx942"])
+@pytest.mark.parametrize(("R", "rank"), [(3, 1), (34, 2), (64, 14)])
+def test_leading_pairs(device, R, rank, monkeypatch):
+    check_pairs(monkeypatch, device, R, rank)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", ["sm_90", "sm_80", "sm_86", "gfx942"])
+@pytest.mark.parametrize("rank", range(1, pair_launch.LARGEST_RANK + 1))
+def test_every_launch_of_leading_pairs(device, rank, monkeypatch):
+    for R in {pair_launch.LEAST, 17, 32, 33, pair_launch.LARGEST_MATRIX}:
+        check_pairs(monkeypatch, device, R, rank)

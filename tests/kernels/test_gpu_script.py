@@ -46,6 +46,7 @@ def test_a_dry_run_checks_parity_and_writes_what_it_depends_on(tmp_path):
     assert report["passed"] is True
     assert report["checks"]["gate"]["cases"] == 8
     assert report["checks"]["gate"]["chunks"] > 100
+    assert report["checks"]["pairs"] == {"passed": True, "wrong": []}
     assert report["checks"]["search"]["worst_score_error"] < 1e-5
     assert report["times"] == []
     assert report["versions"]["torch"] == torch.__version__
