@@ -1,0 +1,342 @@
+"""Reading the hidden states of a model while it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rsm_torch.checks import named
+from rsm_torch.hidden.layers import Layer, Layers, Site, find_decoder, find_sites
+from rsm_torch.hidden.pooling import Span, check_pooling, counted_tokens, pool_states
+
+
+class _Stopped(Exception):
+    """Unwinds a forward after the last wanted layer; caught by the capture that raised it."""
+
+    def __init__(self, by: Captured):
+        super().__init__("this forward was ended by capture(..., stop=True)")
+        self.by = by
+
+
+def capture(
+    model: nn.Module,
+    layers: Layers,
+    pool: str = "last",
+    *,
+    mask: Tensor | None = None,
+    span: Span | None = None,
+    norm: str = "pre",
+    stop: bool = False,
+    check: bool = True,
+) -> Captured:
+    """A context in which the hidden states of a causal language model are kept.
+
+    ```python
+    with capture(model, layers=[12, -1], pool="mean") as acts:
+        model(**batch)
+    acts[12], acts[-1]  # [B, D] each
+    ```
+
+    Forward hooks read the outputs; neither the model nor `model.forward` is changed, and no hook is
+    left when the block ends, however it ends. The `attention_mask` of each call says which tokens
+    count, so that a text alone, padded on the left or on the right gives the same; without one,
+    all count. (Models with learned absolute positions also need `position_ids` for left padding.)
+
+    Args:
+        model: any PyTorch model whose layers return [B, T, D], or a tuple that begins with it.
+            It may lie on several devices.
+        layers: an index, a module's name, or a list of them; or a predicate on module names. Layer
+            i is transformers' `hidden_states[i + 1]`, -1 the last one. "final", or the number of
+            layers, is the state after the final norm, which transformers gives as the last of
+            `hidden_states` in place of the last layer's.
+        pool: "last", "mean" or "first" of a row's counted tokens, [B, D]; or "none", every token
+            [B, T, D] as it is, padding too.
+        mask: [B, T], not zero for the tokens to count, beside the attention mask; for calls of
+            that shape only.
+        span: (start, stop), a slice of each row's own tokens (padding is not one of them); negative
+            numbers count from their end, stop=None is the end.
+        norm: "post" takes the last layer after the final norm instead.
+        stop: end each forward when the wanted layers have run, which saves the rest and the
+            output head. Call `acts.run(**batch)` in the block, which then returns None. A plain
+            `model(**batch)` ends the whole block at that point, so it must be its last statement.
+            Of nested captures only the innermost should stop.
+        check: refuse NaN and infinite states, naming layer and rows. It waits for the device at
+            the end of each forward; without it a row in which no token counts is NaN.
+
+    Returns:
+        a `Captured`, the mapping from layers to states.
+
+    Raises:
+        TypeError, ValueError: at once, for arguments that do not fit the model; in the model's call,
+            for masks that do not fit it, and states that `check` refuses. That forward leaves
+            nothing behind.
+    """
+    check_pooling(pool, mask, span)
+    if any(name.rpartition(".")[2] == "encoder" for name, _ in model.named_modules()) and getattr(
+        getattr(model, "config", None), "is_encoder_decoder", False
+    ):
+        raise ValueError(
+            f"model: {type(model).__name__} has an encoder too, and the attention_mask is the "
+            "encoder's; pass model.get_decoder(), and call that"
+        )
+    sites, called = find_sites(model, layers, norm)
+    return Captured(model, sites, called, (pool, mask, span), stop, check)
+
+
+class Captured(Mapping[Layer, Tensor]):
+    """States by layer, made by `capture` and readable during and after its block.
+
+    Keys are indices of decoder layers (their number for "final") and names of other modules;
+    looking up also understands negative indices and what was asked for. Each run of the layers
+    appends: `acts[12]` is all runs joined along the batch, `acts.steps(12)` one tensor a run.
+    While `model.generate` writes with a KV cache, a run holds one new token of each row, after a
+    first run with the prompt. States are detached and stay on the layer's device in its dtype.
+
+    Attributes:
+        norms: "pre", "post" (after the final norm) or None (no decoder layer), by key.
+        names: the module's name, by key.
+        pool: how rows were pooled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: list[Site],
+        called: dict[Layer, Layer],
+        pooling: tuple[str, Tensor | None, Span | None],
+        stop: bool,
+        check: bool,
+    ):
+        self.pool, self._mask, self._span = pooling
+        self.norms = {site.key: site.norm for site in sites}
+        self.names = {site.key: site.name for site in sites}
+        self._model, self._sites, self._called = model, sites, called
+        self._stop, self._check = stop, check
+        self._steps: dict[Layer, list[Tensor]] = {site.key: [] for site in sites}
+        self._hooks: ExitStack | None = None
+        self._depth = 0  # calls of the model or its decoder that have not returned
+        self._attention: Tensor | None = None
+        self._start(None)
+
+    # The mapping
+
+    def __getitem__(self, layer: Layer) -> Tensor:
+        steps = self.steps(layer)
+        if not steps:
+            late = [key for key in self._steps if key not in self._running]
+            which = f": layers {named(late)} did not run" if self._running else ""
+            raise RuntimeError(
+                f"layer {layer!r}: no forward has run in the block{which} (a compiled model runs "
+                "no hooks that were added later)"
+            )
+        if len({step.shape[1:] for step in steps}) > 1:
+            raise ValueError(
+                f"layer {layer!r}: its {len(steps)} runs have different numbers of tokens; "
+                "take them one by one from steps()"
+            )
+        return steps[0] if len(steps) == 1 else torch.cat(steps)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self._called or self._from_end(layer) in self._steps
+
+    def __repr__(self) -> str:
+        return f"Captured(layers={list(self)}, pool={self.pool!r}, runs={self.runs})"
+
+    def steps(self, layer: Layer) -> list[Tensor]:
+        """One tensor for each run of the layers, in order.
+
+        Raises:
+            KeyError: a layer that is not captured.
+        """
+        key = self._called.get(layer, self._from_end(layer))
+        if key not in self._steps:
+            raise KeyError(f"layer {layer!r} is not captured; captured are {named(list(self))}")
+        return list(self._steps[key])
+
+    @property
+    def runs(self) -> int:
+        """How often the layers have run."""
+        return len(next(iter(self._steps.values())))
+
+    def clear(self) -> None:
+        """Forget what was captured; a loop that runs long should, once it has used it."""
+        for steps in self._steps.values():
+            steps.clear()
+
+    def _from_end(self, layer: object) -> Layer:
+        if type(layer) is int and layer < 0 and any(norm for norm in self.norms.values()):
+            return len(find_decoder(self._model).layers) + layer
+        return ""
+
+    # The block
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; with stop=True the call ends early and gives None.
+
+        Raises:
+            RuntimeError: outside of the block.
+        """
+        if self._hooks is None:
+            raise RuntimeError(
+                "run: the block has ended, or was not entered: use `with capture(…)`"
+            )
+        try:
+            return self._model(*args, **kwargs)
+        except _Stopped as stopped:
+            if stopped.by is not self:
+                raise
+            return None
+
+    def __enter__(self) -> Captured:
+        if self._hooks is not None:
+            raise RuntimeError("capture: its block is already open; make another capture")
+        with ExitStack() as hooks:
+            for module in self._callers():
+                handle = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                hooks.callback(handle.remove)
+                leave = module.register_forward_hook(self._leave, always_call=True)
+                hooks.callback(leave.remove)
+            for site in self._sites:
+                hooks.callback(site.module.register_forward_hook(self._reader(site)).remove)
+            self._hooks = hooks.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.close()
+        self._depth, self._attention = 0, None
+        return isinstance(error, _Stopped) and error.by is self
+
+    def _callers(self) -> list[nn.Module]:
+        """The modules whose calls carry an attention mask: the model, and the decoder in it, which
+        is called alone by those who want no output head."""
+        if not any(self.norms.values()):
+            return [self._model]
+        parent = find_decoder(self._model).parent
+        return [self._model] if parent is self._model else [self._model, parent]
+
+    # One forward
+
+    def _start(self, attention: Tensor | None) -> None:
+        """Forget what a forward that did not finish has left."""
+        self._running: dict[Layer, Tensor] = {}
+        self._counted: dict[torch.device, Tensor] = {}
+        self._attention = attention
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = _attention_mask(module, args, kwargs)
+        if self._depth == 0 or module is self._model:
+            self._start(found)
+            self._depth = 0  # even if an interrupt left it higher
+        elif self._attention is None:
+            self._attention = found
+        self._depth += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0:
+            self._attention, self._counted = None, {}
+
+    def _reader(self, site: Site) -> Any:
+        def read(module: nn.Module, args: Any, output: Any) -> None:
+            states = _states(output, site)
+            if self._depth == 0:  # a layer called by itself
+                self._counted = {}
+            if site.key in self._running:
+                raise RuntimeError(
+                    f"layer {site.key!r}: ran twice before others had run once; capture layers "
+                    "that are shared or run alone by themselves"
+                )
+            self._running[site.key] = pool_states(states, self._counts(states), self.pool)
+            if len(self._running) == len(self._sites):
+                self._finish()
+
+        return read
+
+    def _counts(self, states: Tensor) -> Tensor:
+        """The tokens that count, once per forward and device."""
+        if states.device not in self._counted:
+            readable = self._attention is None or self._attention.dim() == 2
+            attention = self._attention if readable or self.pool != "none" else None
+            counted = counted_tokens(states, attention, self._mask, self._span)
+            self._counted[states.device] = counted
+        return self._counted[states.device]
+
+    def _finish(self) -> None:
+        """Keep the states of a forward, once every layer wanted has run."""
+        done, self._running = self._running, {}
+        if self._check:
+            for key, states in done.items():
+                _refuse_bad(key, states, self._counted[states.device])
+        for key, states in done.items():
+            self._steps[key].append(states)
+        if self._stop:
+            raise _Stopped(self)
+
+
+def _attention_mask(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """The `attention_mask` a call was given, by name or by position."""
+    found = kwargs.get("attention_mask")
+    if found is None and args:
+        names = list(inspect.signature(module.forward).parameters)
+        place = names.index("attention_mask") if "attention_mask" in names else len(args)
+        found = args[place] if place < len(args) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _states(output: Any, site: Site) -> Tensor:
+    """The hidden states [B, T, D] in what a module returned, detached."""
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    states = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(states, Tensor) or states.dim() != 3 or not states.is_floating_point():
+        got = (
+            f"{states.dtype} {tuple(states.shape)}"
+            if isinstance(states, Tensor)
+            else type(states).__name__
+        )
+        raise TypeError(f"layer {site.name}: expected it to return [B, T, D] states, got {got}")
+    return states.detach()
+
+
+def _refuse_bad(key: Layer, states: Tensor, counted: Tensor) -> None:
+    """Raises ValueError for states [B, D] or [B, T, D] that are not finite where they count."""
+    finite = states.isfinite().all(-1)
+    bad = ~finite if finite.dim() == 1 else (~finite & counted).any(1)
+    if not bool(bad.any()):
+        return
+    empty = bad & ~counted.any(1)
+    if bool(empty.any()):
+        raise ValueError(
+            f"layer {key!r}: no token counts in rows {named(empty.nonzero()[:, 0].tolist())}; see "
+            "attention_mask, mask and span"
+        )
+    rows = [
+        f"{row} ({'NaN' if states[row].isnan().any() else 'inf'})"
+        for row in bad.nonzero()[:, 0].tolist()
+    ]
+    raise ValueError(
+        f"layer {key!r}: states not finite in rows {named(rows)}; nothing of this forward was "
+        f"kept. {states.dtype} may be too narrow: load the model in bfloat16 or float32, or pass "
+        "check=False"
+    )
