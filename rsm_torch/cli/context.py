@@ -25,7 +25,7 @@ BATCH = 64
 
 @one_line_errors
 def context(
-    file: Annotated[Path, typer.Argument(help="AMA-Bench, RealMem, LoCoMo, turns or text.")],
+    file: Annotated[Path, typer.Argument(help="A file, or with --dataset a folder; or hub.")],
     question: Annotated[str, typer.Option(help="What the reader is to answer.")],
     max_tokens: Annotated[int, typer.Option(help="Token budget, headers included.")] = 4000,
     stream: Annotated[str | None, typer.Option(help="Which stream of the file.")] = None,

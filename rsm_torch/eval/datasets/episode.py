@@ -20,10 +20,11 @@ class Question:
     Args:
         text: the question.
         stream: the stream it is asked of.
-        reference: the right answer; None where the dataset gives none, or where the right answer
-            is that the stream does not say.
+        reference: the right answer; None where the dataset gives none. Where the right answer is
+            that the stream does not say, the dataset's own words for that, if it has any.
         category: the dataset's own kind of question.
-        evidence: values of the items' `metadata[Episode.evidence_key]` that hold the answer.
+        evidence: values of the items' `metadata[Episode.evidence_key]` that hold the answer;
+            where a dataset names none (AMA-Bench), those that the question itself names.
         time: when it is asked, in seconds since the epoch.
         after: how many of the stream's items are written before it is asked. None: all of them.
         id: unique within the dataset.

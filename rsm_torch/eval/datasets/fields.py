@@ -17,7 +17,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _not_text(path, error) from None
+        raise not_text(path, error) from None
 
 
 def read_json(path: Path) -> Any:
@@ -33,7 +33,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, str]]:
                 if line.strip():
                     yield f"{path}, line {number}", line.rstrip()
         except UnicodeDecodeError as error:
-            raise _not_text(path, error) from None
+            raise not_text(path, error) from None
 
 
 def parse(text: str, place: str) -> Any:
@@ -78,5 +78,6 @@ def _checked(value: Any, name: str, kind: type, place: str) -> Any:
     return value
 
 
-def _not_text(path: Path, error: UnicodeDecodeError) -> DatasetError:
+def not_text(path: Path, error: UnicodeDecodeError) -> DatasetError:
+    """What to raise for a file in another encoding."""
     return DatasetError(f"{path}: not UTF-8 text (byte {error.start}: {error.reason})")

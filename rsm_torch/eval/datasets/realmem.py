@@ -96,7 +96,7 @@ def _questions(
             stream=person,
             reference=answer_text(answer.get("content")),
             category=turn.get("category_name"),
-            evidence=tuple(_evidence(answer)),
+            evidence=tuple(_evidence(answer, where)),
             time=time,
             after=after,
             id=f"{person}-{name}",
@@ -110,9 +110,15 @@ def _answer(turns: list[Any], index: int) -> dict:
     return after if isinstance(after, dict) and not after.get("is_query") else {}
 
 
-def _evidence(answer: dict) -> list[str]:
+def _evidence(answer: dict, place: str) -> list[str]:
     """The sessions an answer rests on, each once; older files name them only in `memory_used`."""
-    named = list(answer.get("memory_session_uuids") or [])
-    used = answer.get("memory_used") or []
-    named += [memory["session_uuid"] for memory in used if memory.get("session_uuid")]
+    where = f"{place}, the turn after it"
+    named = list(optional(answer, "memory_session_uuids", list, where))
+    for memory in optional(answer, "memory_used", list, where):
+        if not isinstance(memory, dict):
+            raise DatasetError(
+                f"{where}: memory_used should hold objects, got {type(memory).__name__}"
+            )
+        if memory.get("session_uuid"):
+            named.append(memory["session_uuid"])
     return list(dict.fromkeys(map(str, named)))
