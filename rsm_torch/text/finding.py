@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from rsm_torch.hits import Context, Hit
@@ -16,7 +17,7 @@ from rsm_torch.text.filters import Filter, read_filter
 from rsm_torch.text.index import ALL_ATOMS, Read
 from rsm_torch.text.items import StoredItem, Time
 from rsm_torch.text.opened import OpenMemory, locked
-from rsm_torch.text.reading import hits_for, named_chunks
+from rsm_torch.text.reading import Reader, WordIndexes, most_items
 
 
 class Finding(OpenMemory):
@@ -33,6 +34,7 @@ class Finding(OpenMemory):
         chunk_score: ChunkScore = "cosine",
         addressing: bool = True,
         *,
+        lexical: bool = False,
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
@@ -48,11 +50,15 @@ class Finding(OpenMemory):
             atom_score, chunk_score: as in `StreamMemory.search`.
             addressing: items whose step, session or time the query names come first (see
                 `addresses`), the nearest of them leading; their score is their cosine.
+            lexical: fuse this ranking, of the whole stream or of `top_atoms`, with that by the
+                words of the query (BM25 over the stream's live items, their steps, sessions and
+                roles included; needs bm25s), by reciprocal rank; scores are then sums of
+                reciprocal ranks. Items that are named come first all the same.
             where, before, after: only items that match, as in `get_all`.
         """
         read = Read(top_k, top_atoms, atom_score, chunk_score)
         chosen = read_filter(where, before, after)
-        return self._find(query, stream, [read], addressing, chosen)
+        return self._find(query, stream, [read], addressing, lexical, chosen)
 
     @locked
     def context(
@@ -70,6 +76,7 @@ class Finding(OpenMemory):
         atom_score: AtomScore = "v1",
         chunk_score: ChunkScore = "cosine",
         addressing: bool = True,
+        lexical: bool = False,
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
@@ -84,10 +91,13 @@ class Finding(OpenMemory):
             tokenizer: the reader's; None: that of the memory, else the embedder's.
             top_k: most items to consider; None: as many as the budget could hold.
             top_atoms, atom_score, chunk_score, addressing, where, before, after: as in `search`.
+            lexical: as in `search`; what is fused is the ranking of the whole stream, its best
+                `top_atoms` atoms first.
 
         Raises:
             KeyError: a stream never written.
             ValueError: a blank query, a budget below 1, or no tokenizer anywhere.
+            ImportError: `lexical` without bm25s.
         """
         choices = (tokenizer, self.tokenizer, getattr(self.embedder, "tokenizer", None))
         tokenizer = next((choice for choice in choices if choice is not None), None)
@@ -97,15 +107,21 @@ class Finding(OpenMemory):
                 "reader's, or a function from text to a number of tokens"
             )
         pack([], max_tokens, tokenizer, layout, order, truncate)  # refuse before the work
-        top_k = max(20, max_tokens // 4) if top_k is None else top_k
+        top_k = most_items(max_tokens) if top_k is None else top_k
         near = Read(top_k, top_atoms, atom_score, chunk_score)
         rest = replace(near, top_atoms=ALL_ATOMS)
         chosen = read_filter(where, before, after)
-        hits = self._find(query, stream, [near, rest], addressing, chosen)
+        hits = self._find(query, stream, [near, rest], addressing, lexical, chosen)
         return pack(hits, max_tokens, tokenizer, layout, order, truncate)
 
     def _find(
-        self, query: str, stream: str, reads: list[Read], addressing: bool, chosen: Filter
+        self,
+        query: str,
+        stream: str,
+        reads: list[Read],
+        addressing: bool,
+        lexical: bool,
+        chosen: Filter,
     ) -> list[Hit]:
         words = intake.read_words(query, "query")
         known = self._known(stream)
@@ -113,9 +129,13 @@ class Finding(OpenMemory):
         allowed: set[int] | None = None
         if chosen or self._store.has_expired(known):
             allowed = {found.chunk for found in self._store.select(known, chosen)}
-        index = self._state.index
-        named = named_chunks(self._store, index, words, q, known, allowed) if addressing else []
-        return hits_for(self._store, index, known, q, reads, named, allowed)
+        reader = Reader(self._store, self._state.index, known, allowed)
+        by_words = self._word_indexes if lexical else None
+        return reader.hits(words, q, reads, addressing, by_words)
+
+    @cached_property
+    def _word_indexes(self) -> WordIndexes:
+        return WordIndexes(self._store)
 
     @locked
     def get(self, id: str) -> StoredItem | None:

@@ -33,8 +33,8 @@ class VectorMemory(Protocol):
         self, x: Tensor, slots: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:
         """Take in x [B, T, D] float32 (row b is of slot `slots[b]`, its first `lengths[b]` chunks
-        count; None: all) one after another. Returns the group of each, int64 [B, T], -1 where
-        padded or not kept."""
+        count; None: all) one after another. Returns the group of each as it is after the
+        call, int64 [B, T], -1 where padded or not kept."""
 
     def search(
         self, q: Tensor, slots: Tensor | None = None, top_k: int = 20, top_groups: int = 5

@@ -1,0 +1,106 @@
+"""Memories that rank chunks by a memory of embeddings, and by words and names where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rsm_torch.baselines.held import HeldWords, vectors_of
+from rsm_torch.baselines.protocol import Chunk, Query
+from rsm_torch.baselines.ranked import Place, RankedMemory
+from rsm_torch.baselines.settings import Settings
+from rsm_torch.baselines.shards import Row, Shards
+from rsm_torch.baselines.vectors import make_vectors
+from rsm_torch.layout import Layout
+from rsm_torch.text.address import addresses
+from rsm_torch.text.reading import reading_order
+
+EVERYTHING = 2**31 - 1  # groups, or items
+
+
+class VectorRanked(RankedMemory):
+    """Chunks in the order of `reading_order`, as `AgentMemory.context` has it: those of the best
+    groups first, then the others.
+
+    Args:
+        name, settings, layout: as in `RankedMemory`.
+        vectors: name of the memory of embeddings; None: `name`.
+        lexical: fuse with the ranking by words.
+        addressing: what the query names comes first.
+        more: other settings of the memory of embeddings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        layout: Layout = "grouped",
+        vectors: str | None = None,
+        lexical: bool = False,
+        addressing: bool = False,
+        **more: Any,
+    ):
+        super().__init__(name, settings, layout)
+        s = settings
+        self._shards = Shards(
+            lambda streams: make_vectors(
+                vectors or name, s.dim, streams, tau=float(s.tau), seed=s.seed,
+                calibration=s.calibration, **more,
+            )
+        )  # fmt: skip
+        self._words = HeldWords(self._held) if lexical else None
+        self._addressing = addressing
+
+    def nbytes(self) -> int:
+        words = 0 if self._words is None else self._words.nbytes()
+        keys = self._held.nbytes_of_keys() if self._addressing else 0
+        return self._shards.nbytes() + words + keys
+
+    def counts(self, stream: str) -> tuple[int, int]:
+        return self._shards.counts(stream)
+
+    def _take(self, new: Mapping[str, list[Chunk]]) -> None:
+        self._shards.write({stream: vectors_of(some) for stream, some in new.items()})
+
+    def _rank(self, queries: Sequence[Query], depth: int) -> list[list[Place]]:
+        if self._words is not None or self._addressing:
+            depth = EVERYTHING  # a fusion counts every rank, and anything may be named
+        by_stream: dict[str, list[int]] = {}
+        for number, query in enumerate(queries):
+            by_stream.setdefault(query.stream, []).append(number)
+        asked = {
+            stream: torch.stack([queries[n].vector for n in numbers]).float().cpu()
+            for stream, numbers in by_stream.items()
+        }
+        near = rest = self._shards.search(asked, depth, EVERYTHING)
+        if self._shards.most_groups() > self.settings.top_groups:
+            near = self._shards.search(asked, depth, self.settings.top_groups)
+        out: list[list[Place]] = [[]] * len(queries)
+        for stream, numbers in by_stream.items():
+            for number, *rows in zip(numbers, near[stream], rest[stream], strict=True):
+                out[number] = self._order(queries[number], *rows)
+        return out
+
+    def _order(self, query: Query, near: Row, rest: Row) -> list[Place]:
+        places = near.places + rest.places
+        group = dict(zip(places, near.groups + rest.groups, strict=True))
+        pairs = list(zip(places, near.scores + rest.scores, strict=True))
+        score = dict(pairs)
+        ranks = self._named(query, group)
+        words = None
+        if self._words is not None:
+            found = self._words[query.stream].ranking(query.text)
+            words = [place for place, _ in found if place in group]
+        named = [(place, score[place]) for place in ranks]
+        order = reading_order(pairs, named, ranks, words)
+        return [Place(place, value, group[place]) for place, value in order]
+
+    def _named(self, query: Query, held: Mapping[int, int]) -> dict[int, int]:
+        """Places that the query names, of those held, with their ranks."""
+        address = addresses(query.text) if self._addressing else None
+        if not address:
+            return {}
+        keys = [key for key in self._held.keys(query.stream) if key.id in held]
+        return {place: rank for rank, place in address.select(keys)}

@@ -1,0 +1,89 @@
+"""From scores to what was found: the best items, or the items of the best groups.
+
+Letters: B streams, Q queries, N items, M groups. Of equal scores the lower index goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rsm_kernels.atom_search.batched import first_k
+from rsm_torch.baselines.vectors.protocol import Found
+
+NONE = float("-inf")
+TILE = 1 << 24  # float64 numbers held at once: 128 MiB
+
+
+def nothing(q: Tensor, top_k: int) -> Found:
+    """As if nothing were found for queries [B, Q, D], to be filled in."""
+    shape = (*q.shape[:2], top_k)
+    ids = torch.full(shape, -1, dtype=torch.int64, device=q.device)
+    return Found(ids, torch.full(shape, NONE, device=q.device), ids.clone())
+
+
+def products(q: Tensor, rows: Tensor) -> Tensor:
+    """q·x for q [B, Q, D] and rows x [B, N, D]: float32 [B, Q, N].
+
+    Summed in float64, so that copies of a row score the same, and a stream the same alone as among
+    others, however the product is split up.
+    """
+    return (q.double() @ rows.double().mT).float()
+
+
+def tiles(slots: Tensor, q: Tensor, n: int) -> Iterator[slice]:
+    """Parts of the streams, so that `products` of q [B, Q, D] with n rows of each hold about TILE
+    numbers at once."""
+    step = max(1, TILE // (n * max(q.shape[1], q.shape[2])))
+    for start in range(0, len(slots), step):
+        yield slice(start, start + step)
+
+
+def best(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The `top_k` best of scores [B, Q, N]: values and places, -1 where the score is -inf."""
+    b, n_queries, n = scores.shape
+    values, places = first_k(scores.reshape(b * n_queries, n), min(top_k, n))
+    places = places.masked_fill(values == NONE, -1)
+    return values.view(b, n_queries, -1), places.view(b, n_queries, -1)
+
+
+def fill(
+    found: Found, tile: slice, values: Tensor, places: Tensor, ids: Tensor, owner: Tensor
+) -> None:
+    """Put values and places [b, Q, k] into `found`, with the ids [b, N] and groups [b, N] of
+    the places."""
+    k = values.shape[2]
+    gone = places < 0
+    at = places.clamp(min=0).flatten(1)
+    found.scores[tile, :, :k] = values.masked_fill(gone, NONE)
+    found.ids[tile, :, :k] = ids.gather(1, at).view_as(places).masked_fill(gone, -1)
+    of = owner.gather(1, at).view_as(places).to(torch.int64)
+    found.groups[tile, :, :k] = of.masked_fill(gone, -1)
+
+
+def group_ranks(by_group: Tensor, top_groups: int) -> Tensor:
+    """The rank 0, 1, … of each group by its score [B, Q, M]; -1 of those not among the
+    `top_groups` best, and of those that score -inf."""
+    order = by_group.sort(dim=-1, descending=True, stable=True).indices
+    place = torch.arange(by_group.shape[-1], device=order.device).expand_as(order)
+    ranks = torch.empty_like(order).scatter_(-1, order, place)
+    return ranks.masked_fill((ranks >= top_groups) | (by_group == NONE), -1)
+
+
+def of_items(by_group: Tensor, owner: Tensor) -> Tensor:
+    """What stands for each item's group: [B, Q, N] of values [B, Q, M] and groups [B, N]."""
+    at = owner.clamp(min=0).to(torch.int64)[:, None].expand(-1, by_group.shape[1], -1)
+    return by_group.gather(2, at)
+
+
+def newest_of(ranks: Tensor, top_k: int) -> Tensor:
+    """Places [B, Q, k] of items by the rank [B, Q, N] of their group (-1: not chosen), and the
+    newest first within a group; -1 where there are fewer."""
+    n = ranks.shape[2]
+    last = torch.iinfo(torch.int64).max
+    newest = n - 1 - torch.arange(n, device=ranks.device)
+    order = (ranks * n + newest).masked_fill(ranks < 0, last).sort(dim=-1)
+    k = min(top_k, n)
+    return order.indices[..., :k].masked_fill(order.values[..., :k] == last, -1)

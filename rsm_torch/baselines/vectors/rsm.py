@@ -1,0 +1,168 @@
+"""RSM itself, on `StreamMemory`: chunks cluster by a cosine gate, atoms are found by their bases.
+
+| name | gate | storage |
+|---|---|---|
+| rsm-full | max(centroid, best member) ≥ tau | float32 |
+| rsm-full-int8 | the same | int8, one scale a row |
+| rsm-pq | the same | product-quantised rows, int8 bases |
+| rsm-cent-merge | centroid ≥ tau alone | float32 |
+
+The write rule and the search are `StreamMemory`'s. Kept, and counted, with `members="full"`: the
+row of each item as stored, its number (8 bytes) and its atom (4); with "coefficients": K numbers in
+the place of the row. A group is its basis, K directions as stored, and a count (4); with
+`atom_score="centroid"` also the sum of its members, 4 D bytes. Searching by another score needs no
+sums, and they count in `state_nbytes` alone, as do singular values and atom names.
+
+Under limits, after each chunk, the oldest items leave when they no longer fit beside the atoms, and
+the closest two atoms merge when there are too many. The product quantiser's codebook is shared by
+all streams; each stream's budget counts all of it. Until 256 rows are there to train it, rows are
+int8 and fewer fit. It depends on what all streams wrote, so with "rsm-pq" streams touch each other
+in rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rsm_torch.baselines.vectors.bytes import COUNT, FLOAT, GROUP, NUMBER, Limits, Sizes, limits_of
+from rsm_torch.baselines.vectors.intake import Streams
+from rsm_torch.baselines.vectors.items import groups_of
+from rsm_torch.baselines.vectors.protocol import Found
+from rsm_torch.baselines.vectors.settings import VectorSettings
+from rsm_torch.config import Gate, Kept, RSMConfig, Storage
+from rsm_torch.memory import StreamMemory
+from rsm_torch.storage import codec
+from rsm_torch.storage.pq import CODEWORDS, SUBVECTOR
+
+STREAM_BITS = 32  # an id is slot · 2^32 + number
+
+
+class RSMVectors(Streams):
+    """See the module."""
+
+    def __init__(
+        self, name: str, settings: VectorSettings, storage: Storage, gate: Gate = "max_member"
+    ) -> None:
+        super().__init__(name, settings)
+        kept: Kept = settings.kept(name, ("full", "coefficients"))
+        if storage == "pq" and kept != "full":
+            raise ValueError(f"members: {name} quantises rows and needs 'full', got {kept!r}")
+        config = RSMConfig(
+            self.dim,
+            tau=settings.threshold(name),
+            rank=min(settings.rank, self.dim),
+            routing=settings.routing,
+            scope=settings.scope,
+            gate=gate,
+            members=kept,
+            storage=storage,
+        )
+        self.memory = StreamMemory(config, self.streams, self.device)
+        self._untrained = limits_of(name, self._sizes(trained=False), settings)
+        self.limits = self._untrained
+        if storage == "pq":
+            self.limits = limits_of(name, self._sizes(trained=True), settings)
+            self._untrained = replace(self._untrained, groups=self.limits.groups)
+
+    def _sizes(self, trained: bool) -> Sizes:
+        config, D = self.memory.config, self.dim
+        plain = codec("int8" if config.storage == "pq" else config.storage, D)
+        row = plain.nbytes(1, D) if config.members == "full" else FLOAT * config.rank
+        shared = 0
+        if config.storage == "pq" and trained:
+            sub = min(SUBVECTOR, D)
+            pieces = -(-D // sub)
+            row, shared = pieces + 4, FLOAT * CODEWORDS * sub * pieces
+        group = plain.nbytes(config.rank, D) + COUNT
+        if self.settings.atom_score == "centroid":
+            group += FLOAT * D
+        return Sizes(row + NUMBER + GROUP, group, shared)
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._now.sizes
+
+    @property
+    def _now(self) -> Limits:
+        trained = self.memory.bank.codebook is not None
+        return self.limits if trained else self._untrained
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _take(self, rows: Tensor, slots: Tensor, valid: Tensor, numbers: Tensor) -> Tensor:
+        ids = torch.where(valid, (slots[:, None] << STREAM_BITS) + numbers, -1)
+        if not self.limits.any:
+            lengths = valid.sum(1)
+            return self.memory.write(rows, slots, lengths, ids=ids, check=False).atoms
+        start = 0
+        while start < valid.shape[1] and bool(valid[:, start].any()):
+            part = slice(start, start + self._chunks_that_fit(slots[valid[:, start]]))
+            lengths = valid[:, part].sum(1)
+            self.memory.write(rows[:, part], slots, lengths, ids=ids[:, part], check=False)
+            self._compact(slots[valid[:, start]])
+            start = part.stop
+        bank = self.memory.bank
+        return groups_of(ids, bank.ids, bank.member_atom, bank.n_members, slots)
+
+    def _chunks_that_fit(self, slots: Tensor) -> int:
+        """How many chunks no limit of these streams can be reached by, and 1 at the least: what is
+        written at once is what would have been written one by one."""
+        limits, bank = self._now, self.memory.bank
+        atoms, held = bank.n_atoms[slots], bank.n_members[slots]
+        fit = limits.items_beside(atoms) - held
+        if limits.max_bytes is not None:
+            left = limits.max_bytes - limits.sizes.shared - limits.sizes.total(held, atoms)
+            fit = torch.minimum(fit, left // (limits.sizes.per_item + limits.sizes.per_group))
+        if limits.groups is not None:
+            fit = torch.minimum(fit, limits.groups - atoms)
+        if self.memory.config.storage == "pq" and bank.codebook is None:
+            fit = fit.clamp(max=1)  # it may be trained after any chunk
+        return max(1, int(fit.min()))
+
+    def _compact(self, slots: Tensor) -> None:
+        """Within limits again: the oldest items go first, then the closest atoms merge."""
+        limits, bank = self._now, self.memory.bank
+        atoms, held = bank.n_atoms[slots], bank.n_members[slots]
+        kept = atoms if limits.groups is None else atoms.clamp(max=limits.groups)
+        most = limits.items_beside(kept)
+        over = (held > most) | (atoms > kept)
+        for slot, items in zip(slots[over].tolist(), most[over].tolist(), strict=True):
+            self.memory.compact([slot], max_members=items, max_atoms=limits.groups)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _find(self, q: Tensor, slots: Tensor, top_k: int, top_groups: int) -> Found:
+        s = self.settings
+        hits = self.memory.search(
+            q, slots, top_groups, top_k, s.atom_score, s.chunk_score, check=False
+        )
+        numbers = hits.ids & ((1 << STREAM_BITS) - 1)
+        return Found(numbers.masked_fill(hits.ids < 0, -1), hits.scores, hits.atoms)
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        counts = self.memory.counts()
+        return counts.members, counts.atoms
+
+    def shared_nbytes(self) -> int:
+        return self.sizes.shared
+
+    def state_nbytes(self) -> int:
+        """Of all live rows, and the codebook."""
+        flat = self.memory.bank.flat()
+        return sum(t.numel() * t.element_size() for t in flat.values())
+
+    def held(self, slot: int) -> dict[str, Tensor]:
+        b = self.memory.bank
+        n, m = int(b.n_members[slot]), int(b.n_atoms[slot])
+        out = {name: getattr(b, name)[slot, :n] for name in ("ids", "member_atom")}
+        for name in ("members", "members_scale", "coefficients"):
+            if getattr(b, name) is not None:
+                out[name] = getattr(b, name)[slot, :n]
+        by_centroid = ("sums",) if self.settings.atom_score == "centroid" else ()
+        for name in ("basis", "basis_scale", "counts", *by_centroid):
+            if getattr(b, name) is not None:
+                out[name] = getattr(b, name)[slot, :m]
+        return out
