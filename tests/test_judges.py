@@ -1,0 +1,357 @@
+"""Judges: words that count, verdicts of models, likelihoods."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from reader_support import TEMPLATE, WINDOW, tiny_llama, tiny_tokenizer
+
+from rsm_torch.eval.datasets.episode import Question
+from rsm_torch.eval.judges import Case, Judge, ModelJudge, OverlapJudge, make_judge, templates_hash
+from rsm_torch.eval.judges.likelihood import LikelihoodJudge, mean_log_probability
+from rsm_torch.eval.judges.normalise import ama_bench_words, locomo_words, squad_words
+from rsm_torch.eval.judges.parsing import correct_or_wrong, grade, yes_or_no
+from rsm_torch.eval.judges.templates import TEMPLATES, asked, template_for
+from rsm_torch.eval.readers import Answer, ChatReader, Failure
+from rsm_torch.eval.readers.local_model import LocalModel
+
+LOCOMO = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+
+
+def case(answer, reference="ref", category=None, name="q", about=None, **metadata) -> Case:
+    question = Question("What?", "s", reference, category, id=name, metadata=metadata)
+    return Case(question, answer, about=about or {})
+
+
+def score(kind: str, dataset: str, answer: str, reference: str | None, **more) -> float | None:
+    return OverlapJudge(kind, dataset).judge([case(answer, reference, **more)])[0].score
+
+
+def locomo(answer, reference, category, kind="f1"):
+    more = {"category": LOCOMO[category]}
+    question = Question("What?", "s", reference, metadata={"category": category}, **more)
+    return OverlapJudge(kind, "locomo").judge([Case(question, answer)])[0].score
+
+
+# ---- words
+
+
+def test_each_benchmark_has_its_own_words():
+    text = "The DOG's 1,000 bones, and a half-eaten one!"
+    assert ama_bench_words(text) == ["dog", "s", "1", "000", "bones", "and", "half", "eaten", "one"]
+    assert squad_words(text) == ["dogs", "1000", "bones", "and", "halfeaten", "one"]
+    assert locomo_words(text) == ["dog", "1000", "bone", "halfeaten", "one"]
+
+
+@pytest.mark.parametrize(
+    ("word", "stem"),  # from Porter's paper of 1980, one of each step
+    [("caresses", "caress"), ("plastered", "plaster"), ("motoring", "motor"), ("hopping", "hop"),
+     ("happy", "happi"), ("relational", "relat"), ("triplicate", "triplic"), ("hopeful", "hope"),
+     ("adjustment", "adjust"), ("probate", "probat"), ("controll", "control")],
+)  # fmt: skip
+def test_stems_are_porters(word, stem):
+    assert locomo_words(word) == [stem]
+
+
+def test_f1_by_hand():
+    # gold: 4 words, answer: 3, two in common: 2·2/7
+    assert score("f1", "ama-bench", "the red fox ran", "red fox sat down") == pytest.approx(4 / 7)
+    assert score("f1", "realmem", "no no yes", "no") == pytest.approx(0.5)
+    assert score("f1", "longmemeval", "The answer.", "an ANSWER") == 1.0
+    assert score("f1", "longmemeval", "", "x") == 0.0
+    assert score("f1", "ama_bench", "a", "the") == 0.0  # nothing is left to agree on
+
+
+def test_exact_match():
+    assert score("exact", "ama-bench", "Go-North!", "the go north") == 1.0
+    assert score("exact", "ama-bench", "go north now", "go north") == 0.0
+    assert score("exact", "mmlu", "A. Because", "A") == 1.0
+    assert score("exact", "mmlu", "B", "A") == 0.0
+
+
+def test_locomo_categories():
+    # 1: each part of the reference by its best match: (1 + 2·1/3) / 2
+    assert locomo("painting, red cars", "car, painted", 1) == pytest.approx((1 + 2 / 3) / 2)
+    assert locomo("painting red cars", "car, painted", 4) == pytest.approx(2 * 2 / 5)
+    # 3: what precedes the semicolon
+    assert locomo("yes", "Yes; she said so twice", 3) == 1.0
+    assert locomo("yes", "Yes; she said so twice", 4) < 0.5
+    # 5: an abstention, whatever the reference
+    assert locomo("That is not mentioned here.", None, 5) == 1.0
+    assert locomo("No information available", "x", 5) == 1.0
+    assert locomo("Paris", "Paris", 5) == 0.0
+    assert locomo("hiking and cycling", "Hike, cycle", 2) == 1.0
+    assert locomo("cycling, hikes", "hike, cycle", 1, "exact") == 1.0
+
+
+def test_locomos_category_may_come_by_name():
+    assert score("f1", "locomo", "not mentioned", None, category="adversarial") == 1.0
+
+
+def test_what_cannot_be_scored_says_why():
+    judge = OverlapJudge("f1", "realmem")
+    verdicts = judge.judge([case(None), case("x", None), case("ref")])
+    assert [v.error.type if v.error else None for v in verdicts] == [
+        "NoAnswer",
+        "NoReference",
+        None,
+    ]
+    assert [v.score for v in verdicts] == [None, None, 1.0]
+
+
+def test_real_references_score_one_against_themselves(data_folder):
+    from rsm_torch.eval.datasets import load
+
+    episodes = list(load(data_folder / "locomo" / "locomo10.json"))
+    questions = [q for e in episodes for q in e.questions if q.category != "adversarial"]
+    verdicts = OverlapJudge("f1", "locomo").judge(
+        [Case(q, q.reference) for q in questions if q.reference]
+    )
+    assert len(verdicts) > 500
+    full = [v.score == pytest.approx(1.0) for v in verdicts]
+    # The others: an answer such as "x; y" of category 3 is longer than what is asked for.
+    assert sum(full) / len(full) > 0.95
+
+
+# ---- reading verdicts
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("yes", 1), ("No.", 0), ("No, wait ... YES", 1), ("yes? **no**", 0), ("I know yesterday", None),
+     ("", None), ("nothing to say", None)],
+)  # fmt: skip
+def test_the_last_yes_or_no_counts(text, verdict):
+    assert yes_or_no(text) == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("correct", 1), ("Wrong", 0), ("It is correct that ... so: wrong.", 0), ("incorrect", 0),
+     ("not correct", 0), ("not wrong", 1), ("corrected", None), ("maybe", None)],
+)  # fmt: skip
+def test_correct_or_wrong(text, verdict):
+    assert correct_or_wrong(text) == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("Score: 3", 1), ("I give it 2 points.\nScore: 1", 1 / 3), ("**Score**: 2", 2 / 3), ("0", 0),
+     (' "3" ', 1), ('{"score": 2}', 2 / 3), ("Score: 1 ... Score: 2", 2 / 3), ("score = 2.0", 2 / 3),
+     ("Score: 4", None), ("Score: 2.5", None), ("Score: 31", None), ("3 of 5 points", None),
+     ("good", None)],
+)  # fmt: skip
+def test_grades(text, share):
+    assert grade(text) == (None if share is None else pytest.approx(share))
+
+
+# ---- judging models
+
+
+class Scripted:
+    name = "scripted"
+
+    def __init__(self, *texts):
+        self.texts, self.prompts = list(texts), []
+
+    def describe(self):
+        return {}
+
+    def answer(self, prompts):
+        self.prompts += prompts
+        return [
+            Answer(None, error=t) if isinstance(t, Failure) else Answer(t, 5, 1, 0.1, 0.2)
+            for t in self.texts
+        ]
+
+
+def test_a_model_judges_each_answer():
+    reader = Scripted("So: yes", "no", "I like turtles", Failure("TimeLimit", "late"))
+    judge = ModelJudge(reader, "ama-bench")
+    assert isinstance(judge, Judge)
+    about = {"task": "win", "task_type": "crafter"}
+    cases = [case("a", about=about), case("b"), case(None), case("c"), case("d"), case("e", None)]
+    verdicts = judge.judge(cases)
+    assert [v.score for v in verdicts] == [1, 0, None, None, None, None]
+    errors = [v.error.type if v.error else None for v in verdicts]
+    assert errors == [None, None, "NoAnswer", "NoVerdict", "TimeLimit", "NoReference"]
+    assert "I like turtles" in verdicts[3].error.message
+    assert (verdicts[0].raw, verdicts[0].prompt_tokens, verdicts[0].cost) == ("So: yes", 5, 0.2)
+    assert len(reader.prompts) == 4  # what cannot be judged is not asked
+    text = reader.prompts[0].messages[0]["content"]
+    for shown in ("(crafter): win", "What?", "Reference answer: ref", "Given answer: a"):
+        assert shown in text
+
+
+@pytest.mark.parametrize(
+    ("dataset", "category", "name", "template"),
+    [
+        ("ama_bench", "A", "q", "ama_bench"),
+        ("realmem", None, "q", "realmem"),
+        ("locomo_plus", "causal", "q", "locomo_plus"),
+        ("locomo", "temporal", "q", "default"),
+        ("locomo", "adversarial", "q", "adversarial"),
+        ("longmemeval", "multi-session", "q", "default"),
+        ("longmemeval", "single-session-user", "q", "default"),
+        ("longmemeval", "temporal-reasoning", "q", "temporal"),
+        ("longmemeval", "knowledge-update", "q", "knowledge_update"),
+        ("longmemeval", "single-session-preference", "q", "preference"),
+        ("longmemeval", "temporal-reasoning", "q_abs", "abstention"),
+        ("plain", None, "q", "default"),
+    ],
+)
+def test_each_kind_of_question_has_its_template(dataset, category, name, template):
+    assert template_for(dataset, case("a", category=category, name=name)) == template
+
+
+def test_templates_say_what_the_official_judges_do():
+    def text(dataset, category=None, name="q", **metadata):
+        return asked(dataset, case("ANSWER", "REF", category, name, **metadata)).text
+
+    assert "off by one" in text("longmemeval", "temporal-reasoning")
+    assert "off by one" not in text("longmemeval", "multi-session")
+    assert "older state" in text("longmemeval", "knowledge-update")
+    assert "cannot be answered" in text("longmemeval", "x", "q_abs")
+    assert "A: I gave up sugar" in text("locomo_plus", cue="A: I gave up sugar")
+    assert "- owns a cat" in text("realmem", memory_used=[{"content": "owns a cat"}, {"x": 1}])
+    assert "REF" not in text("locomo_plus")
+    for name, template in TEMPLATES.items():
+        assert "{answer}" in template, name
+
+
+def test_the_cue_judge_and_the_grades():
+    cue = ModelJudge(ChatReader(lambda m: "It names it. Correct"), "locomo-plus")
+    verdicts = cue.judge([case("a", None, cue="A: x"), case("a", None)])
+    assert [v.score for v in verdicts] == [1.0, None]
+    assert verdicts[1].error.type == "NoReference"
+    graded = ModelJudge(ChatReader(lambda m: "fine\nScore: 2"), "realmem")
+    assert graded.judge([case("a")])[0].score == pytest.approx(2 / 3)
+
+
+def test_the_hash_follows_the_templates(monkeypatch):
+    before = templates_hash()
+    monkeypatch.setattr("rsm_torch.eval.judges.templates.TEMPLATES", {**TEMPLATES, "default": "x"})
+    assert templates_hash() != before
+
+
+@pytest.mark.parametrize("spec", ["", "exact:x", "likelihood", "likelihood:", "gpt-4o", "none"])
+def test_an_unknown_judge_is_refused(spec):
+    with pytest.raises(ValueError, match="judge: expected exact, f1"):
+        make_judge(spec, "locomo")
+
+
+def test_judges_by_name(monkeypatch):
+    assert make_judge("f1", "locomo").name == "f1"
+    assert make_judge("exact", "locomo").name == "exact"
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
+        make_judge("openai:gpt", "locomo")
+
+
+# ---- likelihood
+
+
+@pytest.fixture
+def local():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    return LocalModel(tiny_llama(), tokenizer, "tiny", "tiny-0")
+
+
+def by_hand(model, prompt: list[int], answer: list[int]) -> float:
+    """One token after the other, each from all before it."""
+    total = 0.0
+    for place, token in enumerate(answer):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer[:place]])).logits[0, -1]
+        total += float(logits.log_softmax(-1)[token])
+    return total / len(answer)
+
+
+PAIRS = [
+    ([5, 6, 7], [8]),
+    (list(range(4, 200)), [9, 10, 11, 12, 13]),
+    ([40] * 30, [41, 42, 43]),
+    ([5, 6, 7], [8, 9] * 12),
+]
+
+
+def test_batched_equals_one_by_one_equals_by_hand(local):
+    batched = mean_log_probability(local, PAIRS)
+    alone = torch.stack([mean_log_probability(local, [pair])[0] for pair in PAIRS])
+    hand = torch.tensor([by_hand(local.model, *pair) for pair in PAIRS])
+    torch.testing.assert_close(batched, alone, atol=1e-3, rtol=0)
+    torch.testing.assert_close(batched, hand, atol=1e-3, rtol=0)
+    assert hand.std() > 0.1
+
+
+def test_models_that_cannot_keep_some_logits_alone_give_the_same(local):
+    whole = tiny_llama()
+
+    class Plain:
+        config, device = whole.config, whole.device
+
+        def forward(self, input_ids, attention_mask, use_cache):
+            return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+
+        __call__ = forward
+
+    plain = LocalModel(Plain(), local.tokenizer, "plain", "plain")
+    same = [mean_log_probability(one, PAIRS[2:3]) for one in (plain, local)]
+    torch.testing.assert_close(*same, atol=1e-4, rtol=0)
+
+
+def scored(context: str, reference: str | None = "the memory", text: str = "Where?") -> Case:
+    return Case(Question(text, "s", reference), None, context)
+
+
+def test_the_scored_tokens_are_the_same_for_every_context(local):
+    judge = LikelihoodJudge(local, "plain")
+    answers = {tuple(judge._tokens(scored(c))[1]) for c in ("", "in the mem", "x" * 50)}
+    assert len(answers) == 1
+    assert local.tokenizer.decode(answers.pop()) == " the memory"
+    local.tokenizer.chat_template = TEMPLATE
+    assert local.tokenizer.decode(judge._tokens(scored("c"))[1]) == "the memory"
+
+
+def test_verdicts_come_in_order_whatever_the_batches(local):
+    cases = [scored("x" * n, "the memory " * (1 + n % 3)) for n in (3, 90, 0, 40, 7)]
+    one, many = (LikelihoodJudge(local, "plain", batch_tokens=n) for n in (1, 10_000))
+    alone = [v.score for v in one.judge(cases)]
+    assert [v.score for v in many.judge(cases)] == pytest.approx(alone, abs=1e-3)
+    hand = by_hand(local.model, *one._tokens(cases[1]))
+    assert alone[1] == pytest.approx(hand, abs=1e-3)
+    assert max(alone) < 0
+
+
+def test_too_long_and_without_a_reference(local):
+    cases = [scored("ok"), scored("word " * WINDOW), scored("ok", None), scored("ok", " ")]
+    verdicts = LikelihoodJudge(local, "plain").judge(cases)
+    types = [v.error.type if v.error else None for v in verdicts]
+    assert types == [None, "ContextTooLong", "NoReference", "NoReference"]
+    assert str(WINDOW) in verdicts[1].error.message
+    assert LikelihoodJudge(local, "plain").judge([]) == []
+
+
+def test_likelihoods_are_kept_on_disk(local, tmp_path, monkeypatch):
+    file = tmp_path / "deep" / "scores"
+    cases = [scored("a"), scored("b"), scored("a")]
+    first = LikelihoodJudge(local, "plain", cache=file).judge(cases)
+    with monkeypatch.context() as patch:
+        patch.setattr("rsm_torch.eval.judges.likelihood.mean_log_probability", None)
+        again = LikelihoodJudge(local, "plain", cache=file).judge(cases[::-1])
+    assert [v.score for v in again] == [v.score for v in first][::-1]
+    other = LocalModel(tiny_llama(1), local.tokenizer, "tiny", "tiny-1")
+    assert LikelihoodJudge(other, "plain", cache=file).judge(cases)[0].score != first[0].score
+
+
+def test_a_likelihood_judge_from_a_folder(local, tmp_path):
+    local.model.save_pretrained(tmp_path / "m")
+    local.tokenizer.save_pretrained(tmp_path / "m")
+    judge = make_judge(f"likelihood:{tmp_path / 'm'}", "plain", cache=tmp_path / "c")
+    expected = LikelihoodJudge(local, "plain").judge([scored("a")])[0].score
+    assert judge.judge([scored("a")])[0].score == pytest.approx(expected, abs=1e-5)
+    assert [file.name for file in (tmp_path / "c").iterdir()] == ["likelihoods.rows"]
+    assert json.dumps(judge.describe())
