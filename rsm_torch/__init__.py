@@ -14,6 +14,7 @@ from rsm_torch.pack import pack
 if TYPE_CHECKING:
     from rsm_torch.calibrate import Calibration, calibrate_tau
     from rsm_torch.config import RSMConfig
+    from rsm_torch.hidden import HiddenStateMemory, capture
     from rsm_torch.hits import Context, Hit
     from rsm_torch.memory import StreamMemory
     from rsm_torch.retrieve import Hits
@@ -25,12 +26,14 @@ _HOME = {
     "AgentMemory": "rsm_torch.text",
     "Calibration": "rsm_torch.calibrate",
     "Context": "rsm_torch.hits",
+    "HiddenStateMemory": "rsm_torch.hidden",
     "Hit": "rsm_torch.hits",
     "Hits": "rsm_torch.retrieve",
     "Item": "rsm_torch.text",
     "RSMConfig": "rsm_torch.config",
     "StreamMemory": "rsm_torch.memory",
     "calibrate_tau": "rsm_torch.calibrate",
+    "capture": "rsm_torch.hidden",
     "chunk": "rsm_torch.text",
 }
 
@@ -38,6 +41,7 @@ __all__ = [
     "AgentMemory",
     "Calibration",
     "Context",
+    "HiddenStateMemory",
     "Hit",
     "Hits",
     "Item",
@@ -45,6 +49,7 @@ __all__ = [
     "StreamMemory",
     "__version__",
     "calibrate_tau",
+    "capture",
     "chunk",
     "pack",
 ]

@@ -46,8 +46,8 @@ RANKS = {
     "rsm_kernels": 0,
 }
 PUBLIC = {
-    "AgentMemory", "Calibration", "Context", "Hit", "Hits", "Item", "RSMConfig", "StreamMemory",
-    "calibrate_tau", "chunk", "pack",
+    "AgentMemory", "Calibration", "Context", "HiddenStateMemory", "Hit", "Hits", "Item", "RSMConfig",
+    "StreamMemory", "calibrate_tau", "capture", "chunk", "pack",
 }  # fmt: skip
 
 

@@ -1,1 +1,59 @@
 """Hidden states of causal language models: capturing them, and a memory made of them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Not lazily: loading the modules of these names later would put them in the functions' place.
+from rsm_torch.hidden.activations import activations
+from rsm_torch.hidden.capture import capture
+
+if TYPE_CHECKING:
+    from rsm_torch.hidden.capture import Captured
+    from rsm_torch.hidden.memory import HiddenStateMemory
+    from rsm_torch.hidden.models import SMOLLM2, load_causal_lm, model_name, weights_hash
+    from rsm_torch.hidden.recalled import Recalled
+    from rsm_torch.hidden.served import ServedStates, match_requests, read_sglang, read_vllm
+
+_HOME = {
+    "SMOLLM2": "rsm_torch.hidden.models",
+    "Captured": "rsm_torch.hidden.capture",
+    "HiddenStateMemory": "rsm_torch.hidden.memory",
+    "Recalled": "rsm_torch.hidden.recalled",
+    "ServedStates": "rsm_torch.hidden.served",
+    "load_causal_lm": "rsm_torch.hidden.models",
+    "match_requests": "rsm_torch.hidden.served",
+    "model_name": "rsm_torch.hidden.models",
+    "read_sglang": "rsm_torch.hidden.served",
+    "read_vllm": "rsm_torch.hidden.served",
+    "weights_hash": "rsm_torch.hidden.models",
+}
+
+__all__ = [
+    "SMOLLM2",
+    "Captured",
+    "HiddenStateMemory",
+    "Recalled",
+    "ServedStates",
+    "activations",
+    "capture",
+    "load_causal_lm",
+    "match_requests",
+    "model_name",
+    "read_sglang",
+    "read_vllm",
+    "weights_hash",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rsm_torch.hidden' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

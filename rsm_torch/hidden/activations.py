@@ -94,7 +94,7 @@ def activations(
     if model.training:
         raise ValueError("model: is in training mode, with dropout; call model.eval()")
     sites, called = find_sites(model, asked)
-    ids = _tokenise(model, tokenizer, texts, max_length)
+    ids = tokenise(model, tokenizer, texts, max_length)
     weights = weights_hash(model)
     rows = _opened(cache, f"{weights}.rows")
     keys = {
@@ -127,7 +127,7 @@ def _pools(pools: str | Sequence[str]) -> list[str]:
     return several
 
 
-def _tokenise(
+def tokenise(
     model: Any, tokenizer: Any, texts: Sequence[str], max_length: int | None
 ) -> list[list[int]]:
     """The token ids of each text."""
@@ -171,11 +171,11 @@ def _forward(model: Any, ids: list[list[int]], pairs: Iterable[Pair]) -> dict[Pa
             stack.enter_context(capture(model, layers, pool, stop=pool == pools[-1], check=False))
             for pool in pools
         ]
-        captured[-1].run(**_padded(ids, _input_device(model)), use_cache=False)
+        captured[-1].run(**padded(ids, input_device(model)), use_cache=False)
     return {(layer, one.pool): one[layer] for one in captured for layer in layers}
 
 
-def _padded(ids: list[list[int]], device: torch.device) -> dict[str, Tensor]:
+def padded(ids: list[list[int]], device: torch.device) -> dict[str, Tensor]:
     """Right-padded [B, T] with its mask; what stands in masked places is never read."""
     rows = [torch.tensor(tokens) for tokens in ids]
     pad = torch.nn.utils.rnn.pad_sequence
@@ -185,7 +185,7 @@ def _padded(ids: list[list[int]], device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def _input_device(model: Any) -> torch.device:
+def input_device(model: Any) -> torch.device:
     """Where token ids go; an offloaded model fetches them from the CPU."""
     device = model.device
     return torch.device("cpu") if device.type == "meta" else device

@@ -1,0 +1,325 @@
+"""`HiddenStateMemory`: a language model's own states as the memories of many streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rsm_torch.cache import RowCache
+from rsm_torch.calibrate import Calibration, calibrate_tau, choose
+from rsm_torch.config import RSMConfig
+from rsm_torch.hidden.encoding import Encoder
+from rsm_torch.hidden.generation import Generating
+from rsm_torch.hidden.given import GivenStates
+from rsm_torch.hidden.layers import Layer
+from rsm_torch.hidden.origin import Origin
+from rsm_torch.hidden.recalled import Recalled
+from rsm_torch.hidden.rows import Rows, Streams
+from rsm_torch.hidden.saved import load
+from rsm_torch.hidden.store import LabelsGiven, Store
+from rsm_torch.memory import StreamMemory
+from rsm_torch.records import Written
+from rsm_torch.retrieve import AtomScore, ChunkScore
+
+Texts = str | Sequence[str] | None
+
+
+class HiddenStateMemory(GivenStates):
+    """Clusters the pooled hidden states of texts for many streams, and finds the nearest again.
+
+    ```python
+    memory = HiddenStateMemory(model, tokenizer, layer=12, pool="mean", streams=2)
+    memory.calibrate(examples)  # at most 50 texts without labels
+    memory.write(texts, streams=[0, 1, 0], labels=["physics", "law", "physics"])
+    memory.recall("What is torque?", streams=0).labels
+    ```
+
+    Streams are slots, 0 … streams - 1, and never see each other. States stay on the layer's device
+    from the model to the memory. A call that raises leaves the memory as it was.
+
+    Args:
+        model, tokenizer: a causal language model in eval mode, and its Hugging Face tokenizer
+            (None: only token ids and states are written).
+        layer: an index as in `capture`, "final" (the state after the final norm), or a module's
+            name.
+        pool: which of a text's tokens, "mean", "last" or "first".
+        norm: "post" takes the last layer after the final norm; None: "pre".
+        config: what to cluster by. None: the settings that hold for raw hidden states, rank-2
+            int8 bases, members as coefficients, `scope="nearest"`.
+        calibration: its transform, and with config=None its tau. None: call `calibrate`, or
+            cluster raw states by the config's tau.
+        streams: number of slots.
+        device: where the memory lies; None: where the layer does.
+        batch_size, cache: as for `activations`; cached rows come by way of the CPU.
+        max_length: texts are cut to their first so many tokens.
+        keep_texts: keep what was written, for `Recalled.texts`; on the CPU.
+        backend: as for `StreamMemory`.
+
+    Raises:
+        TypeError, ValueError: arguments that do not fit each other or the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        layer: Layer = 12,
+        pool: str = "mean",
+        norm: str | None = None,
+        config: RSMConfig | None = None,
+        calibration: Calibration | None = None,
+        streams: int = 1,
+        device: torch.device | str | None = None,
+        batch_size: int = 16,
+        max_length: int | None = None,
+        cache: str | Path | RowCache | None = None,
+        keep_texts: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        self.origin = Origin.of(model, layer, norm, pool, max_length)
+        self._encoder = Encoder(model, tokenizer, self.origin, batch_size, cache)
+        self._config, self._keeps_texts = config, keep_texts
+        self._place = (streams, self._encoder.device if device is None else device, backend)
+        self._store = None
+        if config is not None or calibration is not None:
+            self._make(calibration)
+
+    def __repr__(self) -> str:
+        return f"HiddenStateMemory({self.origin}; {self._store and self.memory})"
+
+    # -- before the first write ---------------------------------------------------------------
+
+    def calibrate(
+        self,
+        texts: Texts = None,
+        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        quantile: float = 0.96,
+        remove_mean: bool = True,
+        remove_directions: int = 2,
+        sample: int = 50,
+    ) -> Calibration:
+        """Find the threshold, and what to remove from states first, on examples without labels.
+
+        Raw states lie in a narrow cone, where the max-member gate at the usual quantile chains
+        everything into one atom. So mean and leading directions are removed, and only the tightest
+        pairs may merge.
+
+        Args:
+            texts, input_ids, attention_mask: as in `write`; of more than `sample`, so many are
+                drawn, always the same.
+            quantile, remove_mean, remove_directions, sample: as for `calibrate_tau`.
+
+        Raises:
+            TypeError, ValueError: something is stored already; or as `write` and `calibrate_tau`.
+        """
+        if self._store is not None and int(self.memory.counts().atoms.sum()):
+            raise ValueError("calibrate: states are stored already; calibrate before writing")
+        n = _number(texts, input_ids, attention_mask)
+        if n > sample >= 2:
+            pick = choose([0] * n, sample, torch.Generator().manual_seed(0))
+            texts = None if texts is None else [texts[at] for at in pick]
+            input_ids = None if input_ids is None else input_ids[pick]
+            attention_mask = None if attention_mask is None else attention_mask[pick]
+        found = calibrate_tau(
+            self._states(texts, input_ids, attention_mask), quantile, sample,
+            remove_mean=remove_mean, remove_directions=remove_directions, embedder=str(self.origin),
+        )  # fmt: skip
+        self._make(found)
+        return found
+
+    def _make(self, calibration: Calibration | None) -> None:
+        """The empty memory, of the config given or of what suits hidden states."""
+        width, config = self._encoder.width, self._config
+        if config is None and calibration is not None:
+            if width is None:
+                raise ValueError("config: the model does not say how wide its states are; give one")
+            config = RSMConfig(
+                width, calibration.tau, rank=min(2, width), scope="nearest",
+                members="coefficients", storage="int8",
+            )  # fmt: skip
+        elif config is not None and calibration is not None and self._store is not None:
+            config = replace(config, tau=calibration.tau)
+        if width is not None and config is not None and config.dim != width:
+            raise ValueError(f"config: its dim is {config.dim}, the model's states have {width}")
+        streams, device, backend = self._place
+        assert config is not None
+        memory = StreamMemory(config, streams, device, backend, calibration)
+        self._store = Store(memory, texts={} if self._keeps_texts else None)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def write(
+        self,
+        texts: Texts = None,
+        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        streams: Streams = None,
+        labels: LabelsGiven = None,
+        times: Any = None,
+        ids: Any = None,
+    ) -> Written:
+        """Write n texts, or n rows of token ids, in order.
+
+        Args:
+            texts: strings, tokenised as the tokenizer does by default.
+            input_ids, attention_mask: instead of texts, [n, T], padded on either side.
+            streams: a slot for all of them, or one for each (several may share one); None: slot 0.
+            labels: [n] strings, integers or None, which `recall` gives back.
+            times, ids: [n], as for `StreamMemory.write`.
+
+        Returns:
+            `Written` with atoms, opened and ids [n].
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit; states that are not finite.
+            RuntimeError: there is no threshold yet.
+        """
+        store = self._ready
+        rows = Rows.of(streams, _number(texts, input_ids, attention_mask))
+        states = self._states(texts, input_ids, attention_mask)
+        kept = [texts] if isinstance(texts, str) else texts
+        if store.texts is not None and input_ids is not None:
+            kept = self._encoder.decoded(input_ids, attention_mask)
+        return store.write_items(states, rows, labels, times, ids, kept)
+
+    def while_generating(
+        self,
+        streams: Sequence[int] | Tensor | None = None,
+        *,
+        every: int | None = None,
+        prompt: bool = True,
+        labels: LabelsGiven = None,
+        ends: Sequence[int] | None = None,
+        check: bool = True,
+    ) -> Generating:
+        """A block in which one call of `model.generate` is written down as it goes.
+
+        ```python
+        with memory.while_generating(streams=[3, 7], every=32) as written:
+            out = model.generate(**batch, max_new_tokens=200)
+        written.ids  # [2, items]
+        ```
+
+        Each row's prompt is one item, and each `every` of its generated tokens is one, pooled as
+        texts are, as soon as the last of them has been through the model. What is left when the
+        block ends makes the last item. A token that ends a row is in no item, and neither is the
+        very last token, which no forward has read. Items written before an exception stay.
+
+        Args:
+            streams: a slot for each row, distinct; None: 0 … rows - 1.
+            every: generated tokens of an item; None: all of them.
+            prompt: whether the prompts are written.
+            labels: one for each row, for all of its items.
+            ends: token ids that end a row; None: the end and padding tokens of the model's
+                generation config and of the tokenizer. Say which, if you tell generate others.
+            check: refuse states that are not finite, which waits for the device at each item.
+                Without it such items are left out.
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit. Within generate: another number of
+                rows than streams, a second call, or a way of decoding in which a row is not one
+                sequence that grows by a token a step (beam search, an assistant model).
+            RuntimeError: there is no threshold yet; at the end, no layer has run.
+        """
+        encoder = self._encoder
+        return Generating(
+            encoder.model, encoder.tokenizer, self.origin, self._ready, streams, every, prompt,
+            labels, ends, check,
+        )  # fmt: skip
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def recall(
+        self,
+        texts: Texts = None,
+        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        streams: Streams = None,
+        top_k: int = 5,
+        top_atoms: int = 5,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+    ) -> Recalled:
+        """The stored items whose states are nearest to those of n queries.
+
+        Args:
+            texts, input_ids, attention_mask, streams: as for `write`.
+            top_k, top_atoms, atom_score, chunk_score: as for `StreamMemory.search`.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as `write`.
+        """
+        store = self._ready
+        rows = Rows.of(streams, _number(texts, input_ids, attention_mask))
+        states = self._states(texts, input_ids, attention_mask)
+        return store.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)
+
+    def _states(self, texts: Texts, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        if ids is not None:
+            return self._encoder.tokens(ids, mask)
+        assert texts is not None
+        return self._encoder.texts([texts] if isinstance(texts, str) else texts)
+
+    # -- saving -------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        layer: Layer | None = None,
+        pool: str | None = None,
+        norm: str | None = None,
+        device: torch.device | str | None = None,
+        batch_size: int = 16,
+        cache: str | Path | RowCache | None = None,
+        backend: str = "auto",
+        check_weights: bool = True,
+    ) -> HiddenStateMemory:
+        """Read what `save_pretrained` wrote, for the model it was written with.
+
+        Args:
+            layer, pool, norm: what you expect; None: whatever was saved.
+            device, batch_size, cache, backend: as in the constructor.
+            check_weights: False takes another model that has such a layer.
+
+        Raises:
+            FileNotFoundError: no memory there.
+            ValueError: damaged files; another model, layer, norm or pool than what was saved.
+        """
+        saved = load(Path(folder))
+        kept = saved.origin
+        memory = cls(
+            model, tokenizer, kept.layer if layer is None else layer,
+            kept.pool if pool is None else pool, norm, device=device, batch_size=batch_size,
+            max_length=kept.max_length, cache=cache, backend=backend,
+        )  # fmt: skip
+        kept.check_same(memory.origin, check_weights)
+        _, place, backend = memory._place
+        tensors = StreamMemory.from_pretrained(saved.place, place, backend)
+        memory._config, memory._keeps_texts = tensors.config, saved.texts is not None
+        memory._place = (tensors.streams, place, backend)
+        memory._store = Store(tensors, saved.labels, saved.texts)
+        return memory
+
+
+def _number(texts: Texts, ids: Tensor | None, mask: Tensor | None) -> int:
+    """How many items a call gives: texts, or rows of token ids."""
+    if (texts is None) == (ids is None):
+        raise TypeError("texts: expected texts or input_ids, one of the two")
+    if texts is not None:
+        if mask is not None:
+            raise TypeError("attention_mask: goes with input_ids, not with texts")
+        return 1 if isinstance(texts, str) else len(texts)
+    return len(ids) if isinstance(ids, Tensor) and ids.dim() else 0

@@ -1,0 +1,105 @@
+"""A hidden-state memory on disk: `hidden_states.json`, which names the folder of its tensors.
+
+The tensors are complete in a folder of their own before `hidden_states.json` is replaced in one
+step, so the old memory or the new is there, never half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rsm_torch.hidden.labels import Label
+from rsm_torch.hidden.origin import Origin
+from rsm_torch.hidden.store import Store
+from rsm_torch.io import fingerprint, write_whole
+
+FORMAT = 1
+KIND = "rsm_torch.HiddenStateMemory"
+NAME = "hidden_states.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What lies in a folder besides the model. `place`: the tensors' folder; `texts`: by id, None
+    if they were not kept."""
+
+    place: Path
+    origin: Origin
+    labels: tuple[Label, ...]
+    texts: dict[int, str] | None
+
+
+def save(folder: Path, store: Store, origin: Origin) -> None:
+    """Write into `folder`, which is made if need be; what an earlier save left goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    work = folder / f".memory-{uuid.uuid4().hex}"
+    try:
+        store.memory.save_pretrained(work)
+        digest = hashlib.sha256((work / "config.json").read_bytes()).hexdigest()
+        place = folder / f"memory-{digest[:16]}"
+        if not place.exists():
+            os.replace(work, place)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    texts = None if store.texts is None else {str(at): t for at, t in store.texts.items()}
+    about: dict[str, Any] = {
+        "kind": KIND,
+        "format": FORMAT,
+        "origin": origin.to_dict(),
+        "labels": list(store.labels.names),
+        "texts": texts,
+        "memory": {"folder": place.name, "config_sha256": digest},
+    }
+    about["sha256"] = fingerprint(about)
+    write_whole(folder / NAME, (json.dumps(about, indent=2) + "\n").encode())
+    for old in (*folder.glob("memory-*"), *folder.glob(".memory-*")):
+        if old != place:
+            shutil.rmtree(old)
+
+
+def load(folder: Path) -> Saved:
+    """Read what `save` wrote.
+
+    Raises:
+        FileNotFoundError: no memory there.
+        ValueError: damaged files, or a format this version does not know.
+    """
+    about = _read(folder / NAME)
+    place = folder / about["memory"]["folder"]
+    if not (place / "config.json").is_file():
+        raise FileNotFoundError(f"{place}: missing, though {folder / NAME} names it")
+    digest = hashlib.sha256((place / "config.json").read_bytes()).hexdigest()
+    if digest != about["memory"]["config_sha256"]:
+        raise ValueError(f"{place / 'config.json'}: not the one {NAME} was written with: damaged")
+    texts = about["texts"]
+    if texts is not None:
+        texts = {int(at): text for at, text in texts.items()}
+    return Saved(place, Origin.from_dict(about["origin"]), tuple(about["labels"]), texts)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: no hidden-state memory saved here")
+    raw = file.read_bytes()
+    try:
+        about = json.loads(raw)
+    except ValueError as error:
+        raise ValueError(f"{file}: not readable ({error}): truncated or damaged") from error
+    if not isinstance(about, dict) or about.get("kind") != KIND:
+        raise ValueError(f"{file}: not a hidden-state memory")
+    if about.get("format") != FORMAT:
+        raise ValueError(
+            f"{file}: has format {about.get('format')!r}, this version reads {FORMAT}; read it "
+            "with the version of rsm_torch that wrote it"
+        )
+    whole = (json.dumps(about, indent=2) + "\n").encode()
+    if about.pop("sha256", None) != fingerprint(about) or raw != whole:
+        raise ValueError(f"{file}: its contents do not match their SHA-256: damaged or edited")
+    return about
