@@ -10,7 +10,9 @@ from rsm_torch.cli.bench import bench
 from rsm_torch.cli.calibrate import calibrate
 from rsm_torch.cli.context import context
 from rsm_torch.cli.demo import demo
+from rsm_torch.cli.eval import evaluate
 from rsm_torch.cli.inspect_snapshot import inspect
+from rsm_torch.cli.report import report
 
 app = typer.Typer(
     name="rsm",
@@ -41,6 +43,7 @@ def root(
     """Compact clustered memory for many agent streams."""
 
 
-for command in (demo, context, calibrate, inspect):
+for command in (demo, context, calibrate, inspect, report):
     app.command()(command)
+app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")

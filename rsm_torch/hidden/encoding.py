@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rsm_torch.cache import RowCache
 from rsm_torch.checks import named
-from rsm_torch.hidden.activations import input_device, padded, tokenise, activations
+from rsm_torch.hidden.activations import activations, input_device, padded, tokenise
 from rsm_torch.hidden.capture import capture
 from rsm_torch.hidden.layers import find_sites
 from rsm_torch.hidden.origin import Origin
