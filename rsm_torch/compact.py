@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rsm_torch import basis
 from rsm_torch.bank import EMPTY, EVENTS, PER_ATOM, PER_MEMBER, Bank
-from rsm_torch.config import Kept, RSMConfig
+from rsm_torch.config import MERGING, Kept, RSMConfig
 
 TIE = 1e-6  # of a centroid cosine, beside which bases count as equally close
 
@@ -34,8 +34,8 @@ def compact(bank: Bank, slots: list[int], limits: RSMConfig) -> Compacted:
                 bank, slot, surplus(bank, slot, limits.max_members, limits.policy), "dropped", done
             )
         if limits.max_atoms is not None and int(bank.n_atoms[slot]) > limits.max_atoms:
-            if limits.policy == "merge":
-                merge_closest(bank, slot, limits.max_atoms, done)
+            if limits.policy in MERGING:
+                merge_closest(bank, slot, limits.max_atoms, limits.policy, done)
             else:
                 gone = surplus_atoms(bank, slot, limits.max_atoms, limits.policy)
                 drop(bank, slot, gone, "dropped", done)
@@ -146,8 +146,9 @@ def close_up(bank: Bank, names: dict[str, float], slot: int, keep: Tensor) -> No
 # -- merging atoms -------------------------------------------------------------------------------
 
 
-def merge_closest(bank: Bank, slot: int, most: int, done: Compacted) -> None:
+def merge_closest(bank: Bank, slot: int, most: int, policy: str, done: Compacted) -> None:
     """Merge the closest two atoms until `most` are left; the younger goes into the older."""
+    closeness = {"merge": basis_closeness, "ward": ward_closeness}[policy]
     near = closeness(bank, slot)
     live = torch.ones(len(near), dtype=torch.bool, device=near.device)
     for _ in range(len(near) - most):
@@ -172,7 +173,7 @@ def close_atoms(bank: Bank, slot: int, live: Tensor) -> None:
     bank.n_atoms[slot] = int(live.sum())
 
 
-def closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
+def basis_closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
     """How close atoms are: [M, M], or [1, M] of one of them; -inf of an atom to itself.
 
     ‖U_i U_jᵀ‖ in the Frobenius norm, the projection kernel on the Grassmann manifold (Hamm and Lee
@@ -185,6 +186,20 @@ def closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
     near = torch.einsum("ikd,jld->ijkl", u[some], u).flatten(2).norm(dim=-1)
     near = near + TIE * (centre[some] @ centre.mT)
     own = torch.arange(m, device=u.device)[some]
+    return near.scatter_(1, own[:, None], float("-inf"))
+
+
+def ward_closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
+    """As `basis_closeness`, by what a union adds to the squared distances of members from their
+    centroid, negated: n_i n_j / (n_i + n_j) · ‖S_i/n_i - S_j/n_j‖² (Ward 1963)."""
+    m = int(bank.n_atoms[slot])
+    some = slice(0, m) if atom is None else slice(atom, atom + 1)
+    n = bank.counts[slot, :m].to(bank.sums.dtype).clamp(min=1)  # atoms merged away have none
+    centre = bank.sums[slot, :m] / n[:, None]
+    # Differences, not products: near copies would drown in the rounding of ‖a‖² + ‖b‖² - 2 a·b.
+    apart = torch.cdist(centre[some], centre, compute_mode="donot_use_mm_for_euclid_dist")
+    near = -apart.square() * (n[some, None] * n) / (n[some, None] + n)
+    own = torch.arange(m, device=near.device)[some]
     return near.scatter_(1, own[:, None], float("-inf"))
 
 

@@ -12,7 +12,8 @@ Scope = Literal["all", "nearest"]
 Gate = Literal["max_member", "centroid"]
 Kept = Literal["full", "coefficients", "none"]
 Storage = Literal["float32", "float16", "bfloat16", "int8", "pq"]
-Policy = Literal["merge", "oldest", "least_used"]
+Policy = Literal["merge", "ward", "oldest", "least_used"]
+MERGING = ("merge", "ward")  # policies that drop no atom
 
 CHOICES = {
     "routing": Routing,
@@ -45,8 +46,9 @@ class RSMConfig:
         max_atoms, max_members: most atoms and members of a stream; None: no limit.
         ttl: seconds after which a member is dropped, counted back from the newest time in its
             stream; None: never.
-        policy: what gives way when there are too many. "merge": the two closest atoms become one,
-            and the oldest members are dropped. "oldest": the atoms longest not written to, and the
+        policy: what gives way when there are too many. "merge": the two atoms whose bases are
+            closest become one, and the oldest members are dropped. "ward": the same, but the two
+            whose union spreads its members least, which keeps atoms of like size. "oldest": the atoms longest not written to, and the
             oldest members. "least_used": the atoms and members least often passed to `touch`.
 
     Raises:
@@ -99,11 +101,12 @@ class RSMConfig:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
         if self.members == "none" and (
-            self.max_members or self.ttl or (self.max_atoms and self.policy != "merge")
+            self.max_members or self.ttl or (self.max_atoms and self.policy not in MERGING)
         ):
             raise ValueError(
                 "members: 'none' keeps nothing of a single member that max_members, ttl or a "
-                f"policy of {self.policy!r} could drop; only max_atoms with policy='merge' works"
+                f"policy of {self.policy!r} could drop; only max_atoms with policy='merge' or "
+                "'ward' works"
             )
 
     @property

@@ -70,9 +70,37 @@ def test_equally_close_atoms_are_settled_by_their_centroids():
     memory = StreamMemory(RSMConfig(4, tau=0.99999, rank=1))
     memory.write(plane(0, 180, 80, 80.5))
     assert memory.compact(max_atoms=3).merged in ([(0, 1, 0)], [(0, 3, 2)])
-    near = compact.closeness(memory.bank, 0)
+    near = compact.basis_closeness(memory.bank, 0)
     assert near.shape == (3, 3)
     assert torch.isneginf(near.diagonal()).all()
+
+
+@pytest.mark.parametrize("most", [2, 5, 11])
+def test_ward_merges_as_hierarchical_clustering_does(most):
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    x = normalize(torch.randn(1, 40, 8) + 2 * torch.randn(1, 4, 8).repeat(1, 10, 1), dim=-1)
+    memory = StreamMemory(RSMConfig(8, tau=1.0, policy="ward"))
+    memory.write(x)
+    memory.compact(max_atoms=most)
+    want = hierarchy.fcluster(hierarchy.linkage(x[0].double(), "ward"), most, "maxclust")
+    ours = memory.members(0).atoms
+    assert len(ours.unique()) == most
+    same = ours[:, None] == ours[None]
+    assert torch.equal(same, torch.from_numpy(want[:, None] == want[None]))
+
+
+def test_ward_lets_no_atom_swallow_the_others():
+    # All rows share a direction: to bases of rank 1, large atoms are the closest, time after time.
+    g = torch.Generator().manual_seed(1)
+    x = normalize(torch.randn(1, 200, 16, generator=g) + torch.ones(16), dim=-1)
+    largest = {}
+    for policy in ("merge", "ward"):
+        memory = StreamMemory(RSMConfig(16, tau=0.95, rank=1, scope="nearest", policy=policy))
+        memory.write(x)
+        memory.compact(max_atoms=10)
+        largest[policy] = int(memory.bank.counts[0].max())
+    assert largest["merge"] > 150
+    assert largest["ward"] < 50
 
 
 def test_limits_act_on_write():

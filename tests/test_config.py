@@ -34,7 +34,7 @@ def test_frozen():
         ({"dim": 4, "max_members": 2.5}, TypeError, "max_members: expected an int, got 2.5"),
         ({"dim": 4, "ttl": 0}, ValueError, "ttl: expected seconds above 0, got 0"),
         ({"dim": 4, "members": "some"}, ValueError, "members: expected one of full, coefficients"),
-        ({"dim": 4, "policy": "newest"}, ValueError, "policy: expected one of merge, oldest"),
+        ({"dim": 4, "policy": "newest"}, ValueError, "policy: expected one of merge, ward, oldest"),
         ({"dim": 4, "tau": 1.01}, ValueError, r"tau: expected a cosine in \[-1, 1\], got 1.01"),
         ({"dim": 4, "tau": float("nan")}, ValueError, "tau: .* got nan"),
         ({"dim": 4, "tau": "0.8"}, TypeError, "tau: expected a float, got '0.8'"),

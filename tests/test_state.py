@@ -147,11 +147,11 @@ class Life(RuleBasedStateMachine):
     @rule(
         slot=st.integers(0, S - 1),
         most=st.integers(1, 6),
-        policy=st.sampled_from(["merge", "oldest"]),
+        policy=st.sampled_from(["merge", "ward", "oldest"]),
     )
     def compact_atoms(self, slot, most, policy):
         before = snapshot(self.memory)
-        if self.settings_of.get("members") == "none" and policy != "merge":
+        if self.settings_of.get("members") == "none" and policy == "oldest":
             return
         done = self.memory.compact([slot], max_atoms=most, policy=policy)
         self.follow(slot, done.removed, done.merged)
@@ -231,6 +231,7 @@ def check_stream(memory: StreamMemory, slot: int, model: dict, exact_sums: bool)
         {"members": "none", "storage": "int8"},
         {"max_members": 12, "max_atoms": 4},
         {"max_atoms": 3, "policy": "oldest", "storage": "int8"},
+        {"max_atoms": 3, "policy": "ward", "members": "coefficients"},
         {"ttl": 5.0, "policy": "least_used", "max_members": 9},
     ],
     ids=lambda kept: "-".join(map(str, kept.values())) or "default",
