@@ -321,3 +321,35 @@ def test_a_calibration_of_another_width():
     with pytest.raises(ValueError, match=r"calibration: its mean has width 17, not dim=16"):
         settings(calibration=found)
     assert Settings(dim=D, tokenizer=tokens, tau=0.5).layout is None
+
+
+@pytest.mark.parametrize("name", ["rsm-full@timeline", "full-rag@grouped:best_last"])
+def test_a_name_may_say_how_hits_are_packed(name):
+    method, _, packing = name.partition("@")
+    layout, _, order = packing.partition(":")
+    assert method_names(f"{name},{method}") == [name, method]
+    named = make_memory(name, settings())
+    plain = make_memory(method, settings(layout=layout, order=order or "best_first"))
+    other = make_memory(method, settings())
+    assert named.name == name
+    for memory in (named, plain, other):
+        memory.observe({"a": stream("a", 12, seed=2)})
+    asked = queries("a")[0]
+    assert named.context(asked, 90).text == plain.context(asked, 90).text
+    assert named.context(asked, 90).text != other.context(asked, 90).text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("rsm-fll@flat", "did you mean rsm-full"),
+        ("rsm-full@heap", "expected a layout of .*grouped.*, got 'heap'"),
+        ("rsm-full@flat:best", "expected an order of best_first, best_last, got 'best'"),
+        ("no-memory@flat", "has a form of its own; write 'no-memory'"),
+    ],
+)
+def test_packings_that_there_are_not(name, says):
+    with pytest.raises(ValueError, match=says):
+        method_names(name)
+    with pytest.raises(ValueError, match=says):
+        make_memory(name, settings())

@@ -1,10 +1,16 @@
-"""All memories under test, by name."""
+"""All memories under test, by name.
+
+A name may say how its hits are packed: "rsm-full@timeline" or "rsm-full@grouped:best_last", a layout
+and an order of `pack`.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any, get_args
 
 from rsm_torch.baselines import clusterers, rag, rsm
 from rsm_torch.baselines.bm25_rag import BM25RAG
@@ -12,6 +18,7 @@ from rsm_torch.baselines.full_context import FullContext
 from rsm_torch.baselines.no_memory import NoMemory
 from rsm_torch.baselines.protocol import Memory
 from rsm_torch.baselines.settings import Chat, Embed, Settings
+from rsm_torch.layout import Layout, Order
 
 __all__ = ["GROUPS", "METHODS", "Chat", "Embed", "Settings", "make_memory", "method_names"]
 
@@ -63,6 +70,8 @@ _RSM: dict[str, Maker] = {
 }
 _LLM: dict[str, Maker] = {"a-mem": _a_mem, "memory-bank": _memory_bank, "mem-gpt": _mem_gpt}
 
+_UNPACKED = {"no-memory", "full-context", *_LLM}  # their contexts are not made by `pack`
+
 METHODS: Mapping[str, Maker] = MappingProxyType(_RIVALS | _RSM | _LLM)
 
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -80,7 +89,8 @@ def method_names(spec: str) -> list[str]:
     """Names of methods, each once, from a list like "all-offline,a-mem" of names and groups.
 
     Raises:
-        ValueError: an empty list, or a name that is neither, with those that are close.
+        ValueError: an empty list, a name that is neither, with those that are close, or a packing
+            that there is not.
     """
     if not isinstance(spec, str):
         raise TypeError(f"methods: expected names with commas between, got {spec!r}")
@@ -89,8 +99,8 @@ def method_names(spec: str) -> list[str]:
         raise ValueError(f"methods: expected at least one name; groups are {', '.join(GROUPS)}")
     found: dict[str, None] = {}
     for name in asked:
-        if name not in GROUPS and name not in METHODS:
-            raise ValueError(_unknown(name, [*GROUPS, *METHODS]))
+        if name not in GROUPS:
+            _parts(name, [*GROUPS, *METHODS])
         found |= dict.fromkeys(GROUPS.get(name, (name,)))
     return list(found)
 
@@ -103,13 +113,34 @@ def make_memory(name: str, settings: Settings) -> Memory:
         ValueError: an unknown name, with those that are close; or a method that is run by a
             language model, without `settings.chat`.
     """
-    if name not in METHODS:
-        raise ValueError(_unknown(name, list(METHODS)))
+    method, packing = _parts(name, list(METHODS))
     if not isinstance(settings, Settings):
         raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
-    if name in _LLM and settings.chat is None:
-        raise ValueError(f"chat: {name} is run by a language model; give Settings(chat=...)")
-    return METHODS[name](settings)
+    if method in _LLM and settings.chat is None:
+        raise ValueError(f"chat: {method} is run by a language model; give Settings(chat=...)")
+    memory = METHODS[method](replace(settings, **packing))
+    memory.name = name
+    return memory
+
+
+def _parts(name: str, known: list[str]) -> tuple[str, dict[str, Any]]:
+    """The method and the settings of its packing in a name like "rsm-full@grouped:best_last"."""
+    method, at, packing = name.partition("@") if isinstance(name, str) else (name, "", "")
+    if method not in METHODS:
+        raise ValueError(_unknown(method, known))
+    if not at:
+        return method, {}
+    if method in _UNPACKED:
+        raise ValueError(f"methods: {name!r}: {method} has a form of its own; write {method!r}")
+    layout, _, order = packing.partition(":")
+    for what, value, kind in (
+        ("a layout", layout, Layout),
+        ("an order", order or "best_first", Order),
+    ):
+        if value not in get_args(kind):
+            allowed = ", ".join(get_args(kind))
+            raise ValueError(f"methods: {name!r}: expected {what} of {allowed}, got {value!r}")
+    return method, {"layout": layout, "order": order or "best_first"}
 
 
 def _unknown(name: object, known: list[str]) -> str:
