@@ -213,3 +213,16 @@ def test_bad_queries_are_refused(filled, name):
     for budget, error in ((0, ValueError), (-3, ValueError), (1.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="max_tokens"):
             memory.context(good, budget)
+
+
+@pytest.mark.parametrize("name", ["full-rag", "bm25-rag", "rsm-full", "rsm-addressing-lexical"])
+def test_rankings_are_those_that_contexts_are_packed_from(name):
+    memory = make_memory(name, settings(layout="flat"))
+    memory.observe({"a": stream("a", 20, seed=1), "b": stream("b", 6, seed=2)})
+    asked = [*queries("a"), *queries("b"), Query("?", "never", queries("a")[0].vector)]
+    rankings = memory.rankings(asked)
+    assert [len(set(ranking)) for ranking in rankings] == [20] * 3 + [6] * 3 + [0]
+    everything = [memory.context(query, 100_000).ids for query in asked]
+    assert [list(ids) for ids in everything] == rankings
+    memory.observe({"b": stream("b", 3, seed=5)[:0] + stream("c", 2, seed=7)})
+    assert [len(ranking) for ranking in memory.rankings(asked)] == [20] * 3 + [8] * 3 + [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,8 @@ from rsm_torch.layout import Layout
 from rsm_torch.pack import pack
 from rsm_torch.text.reading import most_items
 
+RANKED = 1000  # chunks, for figures at k: of long sessions, enough for dozens of them
+
 
 class Place(NamedTuple):
     """A chunk by its place in the stream, its score and its group."""
@@ -22,6 +25,11 @@ class Place(NamedTuple):
     place: int
     score: float
     group: int
+
+
+def same(some: Sequence[Query], others: Sequence[Query]) -> bool:
+    """Whether they are the very same queries."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 class RankedMemory(ABC):
@@ -38,6 +46,7 @@ class RankedMemory(ABC):
         self.layout = settings.layout or layout
         self._held = HeldChunks(settings.dim, settings.calibration)
         self._count = remembering(settings.tokenizer)
+        self._ranked: tuple[list[Query], int, list[list[Place]]] | None = None  # asked for last
 
     def observe(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
         """Take in the next chunks of each stream.
@@ -46,6 +55,7 @@ class RankedMemory(ABC):
             TypeError, ValueError: see `HeldChunks.checked`; nothing is taken in then.
         """
         new = self._held.checked(chunks)
+        self._ranked = None
         self._take(new)
         self._held.add(new)
 
@@ -65,15 +75,35 @@ class RankedMemory(ABC):
         check_queries(queries, self.settings.dim, self.settings.calibration)
         for budget in budgets:  # refuse before the work
             self._pack([], "", budget)
-        known = [query for query in queries if query.stream in self._held]
         depth = max(map(most_items, budgets), default=1)
-        rankings = iter(self._rank(known, depth) if known else ())
         out = []
-        for query in queries:
-            ranking = next(rankings) if query.stream in self._held else []
+        for query, ranking in zip(queries, self._rankings(queries, depth), strict=True):
             at = {b: self._pack(ranking[: most_items(b)], query.stream, b) for b in budgets}
             out.append(at)
         return out
+
+    def rankings(self, queries: Sequence[Query]) -> list[list[str]]:
+        """Ids of chunks for each query, best first: at least the `RANKED` best of its stream, none
+        of a stream that was never observed."""
+        check_queries(queries, self.settings.dim, self.settings.calibration)
+        found = self._rankings(queries, RANKED)
+        return [
+            [self._held[query.stream][place.place].id for place in ranking]
+            for query, ranking in zip(queries, found, strict=True)
+        ]
+
+    def _rankings(self, queries: Sequence[Query], depth: int) -> list[list[Place]]:
+        """By `_rank`, at least to a depth. The last answer is kept: contexts and rankings of the
+        same queries are asked for one after the other."""
+        last = self._ranked
+        if last is not None and depth <= last[1] and same(last[0], queries):
+            return last[2]
+        depth = max(depth, RANKED)
+        known = [query for query in queries if query.stream in self._held]
+        found = iter(self._rank(known, depth) if known else ())
+        ranked = [next(found) if query.stream in self._held else [] for query in queries]
+        self._ranked = list(queries), depth, ranked
+        return ranked
 
     def _pack(self, ranking: Sequence[Place], stream: str, budget: int) -> Context:
         hits = [self._held.hit(stream, *found) for found in ranking]

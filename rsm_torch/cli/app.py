@@ -11,6 +11,7 @@ from rsm_torch.cli.calibrate import calibrate
 from rsm_torch.cli.context import context
 from rsm_torch.cli.demo import demo
 from rsm_torch.cli.eval import evaluate
+from rsm_torch.cli.experiment import experiment
 from rsm_torch.cli.inspect_snapshot import inspect
 from rsm_torch.cli.report import report
 
@@ -47,3 +48,4 @@ for command in (demo, context, calibrate, inspect, report):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
+app.add_typer(experiment, name="experiment")

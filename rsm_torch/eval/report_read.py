@@ -18,7 +18,7 @@ from rsm_torch.eval.run_folder import MEMORIES, RESULTS, TIMINGS
 
 # Settings that no two runs in one table may differ in.
 SAME = (
-    "data_sha256", "limit", "budgets", "reader", "judge", "prompts", "chat", "tokenizer", "embedder",
+    "data_sha256", "limit", "sample", "budgets", "reader", "judge", "prompts", "chat", "tokenizer", "embedder",
     "tau",
 )  # fmt: skip
 

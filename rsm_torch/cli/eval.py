@@ -1,0 +1,155 @@
+"""`rsm eval`: memories under test over the episodes of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rsm_torch.cli.errors import CommandError, one_line_errors
+from rsm_torch.cli.eta import Eta
+from rsm_torch.cli.output import print_json, stderr, stdout
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("evidence", "coverage", "tokens", "groups", "KB", "write s", "read ms")
+
+
+@one_line_errors
+def evaluate(
+    dataset: Annotated[str, typer.Option(help="ama-bench, realmem, locomo and others.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file or folder of the dataset, or a folder of datasets; else the hub."
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Names of memories or groups of them, separated by commas.")
+    ] = "all-offline",
+    budgets: Annotated[str, typer.Option(help="Tokens of a context; may be several.")] = "4000",
+    reader: Annotated[
+        str, typer.Option(help="What answers: none, openai:MODEL, hf:FOLDER-OR-ID.")
+    ] = "none",
+    judge: Annotated[
+        str,
+        typer.Option(help="exact, f1, likelihood:MODEL, openai:MODEL, hf:MODEL; may be several."),
+    ] = "none",
+    chat: Annotated[
+        str, typer.Option(help="The model of memories that are run by one, as for --reader.")
+    ] = "none",
+    seeds: Annotated[
+        str, typer.Option(help="Of what is random in a memory; may be several.")
+    ] = "0",
+    limit: Annotated[int | None, typer.Option(help="Only the first so many episodes.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Only so many questions, drawn once and for all.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run; the same command goes on where it was stopped."),
+    ] = None,
+    tau: Annotated[
+        str | None, typer.Option(help="Threshold, or a file of `rsm calibrate --out`.")
+    ] = None,
+    embedder: Annotated[str | None, typer.Option(help="Model id or folder.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Counts contexts; by default the reader's, or the embedder's."),
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="A JSON file of prices by model, for the cost of a run.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Compare memories: what their contexts hold at each budget, and what a reader does with it.
+
+    Writes OUT/results.jsonl, a line for each question, method, budget and seed, and prints means.
+    A run that was stopped, even killed, goes on with the same command.
+    """
+    from rsm_torch.cli.eval_setup import Request, set_up
+    from rsm_torch.eval.run import run
+    from rsm_torch.eval.run_folder import RunFolder
+    from rsm_torch.eval.summary import summarise
+
+    request = Request(
+        dataset=dataset,
+        data=data,
+        methods=methods,
+        budgets=_whole("--budgets", budgets, least=1),
+        seeds=_whole("--seeds", seeds, least=0),
+        limit=limit,
+        sample=sample,
+        reader=reader,
+        judges=[] if judge.strip() == "none" else [part.strip() for part in judge.split(",")],
+        chat=chat,
+        tau=tau,
+        embedder=embedder,
+        tokenizer=tokenizer,
+        prices=prices,
+    )
+    for name, value in (("--limit", limit), ("--sample", sample)):
+        if value is not None and value < 1:
+            raise CommandError(f"{name}: expected at least 1, got {value}")
+    if out is not None and out.exists() and not out.is_dir():
+        raise CommandError(f"--out: {out} is a file, expected a folder")
+    with Eta() as eta:
+        ready = set_up(request, out, eta)
+        stderr().print(f"run: {ready.folder}", markup=False, soft_wrap=True)
+        with RunFolder(ready.folder) as folder:
+            run(ready.plan, ready.prepared, folder, eta)
+    lines = summarise(ready.folder)
+    if as_json:
+        print_json({"out": str(ready.folder), "settings": ready.settings, "summary": lines})
+        return
+    stdout().print(table(lines))
+    failed = sum(line["errors"] for line in lines)
+    if failed:
+        note = f"{failed} of the lines have an error; see {ready.folder / 'results.jsonl'}"
+        stderr().print(note, markup=False, soft_wrap=True)
+
+
+def table(lines: list[dict[str, Any]]) -> Table:
+    """Method × budget, with what every run has and the scores of judges where there are any."""
+    from rich.table import Table
+
+    scores = list(dict.fromkeys(name for line in lines for name in line["scores"]))
+    errors = any(line["errors"] for line in lines)
+    made = Table(box=None, padding=(0, 1, 0, 0))
+    made.add_column("method", min_width=max((len(line["method"]) for line in lines), default=0))
+    kinds = [name.partition(":")[0] for name in scores]  # of "likelihood:MODEL"
+    heads = kinds if len(set(kinds)) == len(kinds) else scores
+    for column in ("budget", *heads, *COLUMNS, *(["errors"] if errors else [])):
+        made.add_column(column, justify="right")
+    for line in lines:
+        size = line["bytes"]
+        made.add_row(
+            line["method"],
+            f"{line['budget']:,}",
+            *(_shown(line["scores"].get(name), ".3f") for name in scores),
+            _shown(line["metrics"]["evidence_recall"], ".3f"),
+            _shown(line["metrics"]["coverage"], ".3f"),
+            _shown(line["tokens"], ",.0f"),
+            _shown(line["groups"], ",.1f"),
+            _shown(None if size is None else size / 1000, ",.0f"),
+            _shown(line["write_s"], ".2f"),
+            _shown(line["read_ms"], ".1f"),
+            *([str(line["errors"] or "")] if errors else []),
+        )
+    return made
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _whole(option: str, given: str, least: int) -> list[int]:
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+        raise CommandError(
+            f"{option}: expected whole numbers of at least {least}, separated by commas, "
+            f"got {given!r}"
+        )
+    return list(dict.fromkeys(map(int, parts)))

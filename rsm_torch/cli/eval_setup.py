@@ -1,0 +1,226 @@
+"""From the options of `rsm eval` to a run that can start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rsm_torch.cli import embedding
+from rsm_torch.cli.errors import CommandError
+from rsm_torch.eval.datasets import Episode
+from rsm_torch.eval.judges.protocol import Judge
+from rsm_torch.eval.prepared import Prepared
+from rsm_torch.eval.preparing import QUANTILE, Report, Rows
+from rsm_torch.eval.readers.protocol import NoReader, Reader
+from rsm_torch.eval.run import Plan
+
+HELD_OUT = 10  # episodes after the limit that the threshold is calibrated on
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options, parsed but not yet checked against anything; named as on the command line."""
+
+    dataset: str
+    data: Path | None
+    methods: str
+    budgets: Sequence[int]
+    seeds: Sequence[int]
+    limit: int | None
+    sample: int | None
+    reader: str
+    judges: Sequence[str]
+    chat: str
+    tau: str | None
+    embedder: str | None
+    tokenizer: str | None
+    prices: Path | None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that can start: its manifest is written and is that of this very run."""
+
+    plan: Plan
+    prepared: Prepared
+    folder: Path
+    settings: dict[str, Any]
+
+
+def set_up(request: Request, out: Path | None, report: Report) -> Ready:
+    """Load, cut and embed the data, make reader and judges, settle the folder.
+
+    What is quick to find wrong is found first. Without `out` the folder is named by the settings,
+    so that the same command finds it again.
+    """
+    from rsm_torch.baselines.methods import GROUPS, make_memory, method_names
+    from rsm_torch.baselines.settings import Settings
+    from rsm_torch.eval.counting import CachedCounter
+    from rsm_torch.eval.datasets import format_name
+    from rsm_torch.eval.describing import settings as describe
+    from rsm_torch.eval.manifest import settle
+    from rsm_torch.eval.preparing import embed_all, prepare, window
+    from rsm_torch.eval.readers import as_chat
+    from rsm_torch.provenance import provenance
+
+    dataset = format_name(request.dataset)
+    methods = method_names(request.methods)
+    talking = [name for name in methods if name in GROUPS["all-llm"]]
+    if talking and request.chat.strip() == "none":
+        raise CommandError(
+            f"--chat: {', '.join(talking)}: run by a language model; name one, as openai:MODEL"
+        )
+    episodes, beyond = _episodes(dataset, request)
+    reader, judges, chat = _models(dataset, request)
+    embedder = embedding.open_embedder(request.embedder)
+    own = embedding.tokenizer_of(embedder)
+    tokenizer = _counting(request, reader, judges, own)
+    rows = _rows(embedder)
+    tau, threshold = _threshold(request, episodes, beyond, embedder, own, rows)
+    prepared = prepare(dataset, episodes, embedder, own, rows, report)
+    count = CachedCounter(tokenizer)
+    talk = None if chat is None else as_chat(chat)
+
+    def make(name: str, seed: int) -> Any:
+        return make_memory(
+            name,
+            Settings(
+                dim=prepared.dim, tokenizer=count, tau=tau, seed=seed, chat=talk,
+                embed=lambda texts: embed_all(texts, embedder, rows),
+            ),
+        )  # fmt: skip
+
+    settings = describe(
+        prepared, data=_hashes(dataset, request, episodes), embedder=embedder,
+        tokenizer=tokenizer, chunk_tokens=window(embedder), threshold=threshold, methods=methods,
+        budgets=request.budgets, seeds=request.seeds, limit=request.limit, sample=request.sample, reader=reader,
+        judges=judges, chat=None if chat is None else chat.describe(),
+    )  # fmt: skip
+    folder = out or RUNS / f"{dataset}-{_digest(settings)}"
+    settle(folder, settings, provenance(), shlex.join(["rsm", *sys.argv[1:]]))
+    plan = Plan(methods, request.budgets, request.seeds, make, count, reader, judges)
+    return Ready(plan, prepared, folder, settings)
+
+
+def _episodes(dataset: str, request: Request) -> tuple[list[Episode], list[Episode]]:
+    """The episodes to evaluate, and some that come after them."""
+    from rsm_torch.eval.datasets import at_session_level, load
+
+    every = load(request.data, dataset)
+    if dataset.startswith("longmemeval"):
+        every = map(at_session_level, every)
+    most = None if request.limit is None else request.limit + HELD_OUT
+    found = list(islice(every, most))
+    if not any(episode.questions for episode in found[: request.limit]):
+        raise CommandError(f"--data: {request.data} holds no questions of {dataset}")
+    chosen, beyond = found[: request.limit], found[len(found[: request.limit]) :]
+    return chosen if request.sample is None else sampled(chosen, request.sample), beyond
+
+
+def sampled(episodes: list[Episode], most: int) -> list[Episode]:
+    """The same with at most so many questions in all, always the same ones, and without the
+    episodes that none is asked of."""
+    places = [(e, q) for e, episode in enumerate(episodes) for q in range(len(episode.questions))]
+    kept = set(random.Random(0).sample(places, min(most, len(places))))
+    asked = [
+        replace(episode, questions=[q for at, q in enumerate(episode.questions) if (e, at) in kept])
+        for e, episode in enumerate(episodes)
+    ]
+    return [episode for episode in asked if episode.questions]
+
+
+def _models(dataset: str, request: Request) -> tuple[Reader, list[Judge], Reader | None]:
+    """The reader, the judges, and the reader that memories talk to."""
+    from rsm_torch.cache import cache_folder
+    from rsm_torch.eval.judges import make_judge
+    from rsm_torch.eval.readers import load_prices, make_reader
+
+    prices = None if request.prices is None else load_prices(request.prices)
+    replies = cache_folder("replies")
+    if request.reader.strip() == "none":
+        for judge in request.judges:
+            if not judge.startswith("likelihood:"):
+                raise CommandError(
+                    f"--judge: {judge!r} judges answers, and --reader none gives none; name a "
+                    "reader, or a likelihood judge, which needs none"
+                )
+    reader = make_reader(request.reader, cache=_replies(replies, request.reader), prices=prices)
+    judges = [make_judge(spec, dataset, cache=replies) for spec in request.judges]
+    chat = make_reader(request.chat, cache=_replies(replies, request.chat), prices=prices)
+    return reader, judges, None if isinstance(chat, NoReader) else chat
+
+
+def _replies(folder: Path, spec: str) -> Path:
+    return folder / f"{_digest(spec)}.jsonl"
+
+
+def _counting(request: Request, reader: Reader, judges: Sequence[Judge], own: Any) -> Any:
+    """The tokenizer that budgets are meant in: the one named, else that of the local model that
+    reads the contexts, else the embedder's."""
+    if request.tokenizer is not None:
+        return embedding.load_tokenizer(request.tokenizer)
+    for model in (reader, *judges):
+        local = getattr(model, "local", None)
+        if local is not None:
+            return local.tokenizer
+    return own
+
+
+def _rows(embedder: Any) -> Rows:
+    """Where embeddings of this space are kept."""
+    from rsm_torch.cache import RowCache, cache_folder
+
+    name = _digest([embedder.name, embedder.dim])
+    return RowCache(cache_folder("embeddings") / f"{name}.rows")
+
+
+def _threshold(
+    request: Request,
+    episodes: list[Episode],
+    beyond: list[Episode],
+    embedder: Any,
+    tokenizer: Any,
+    rows: Rows,
+) -> tuple[float, dict[str, Any]]:
+    """tau, and for the manifest where it is from."""
+    from rsm_torch.eval.preparing import calibrate
+
+    given = embedding.given_tau(request.tau, embedder.name)
+    if given is not None:
+        return given, {"tau": given, "from": "given"}
+    apart = any(episode.streams for episode in beyond)
+    chosen = beyond if apart else episodes
+    try:
+        found = calibrate(chosen, embedder, tokenizer, rows)
+    except ValueError as error:
+        raise CommandError(f"--tau: cannot be calibrated here ({error}); give one") from error
+    return found.tau, {
+        "tau": found.tau,
+        "from": "episodes beyond the limit" if apart else "the evaluated episodes",
+        "episodes": [episode.id for episode in chosen],
+        "examples": found.examples,
+        "quantile": QUANTILE,
+    }
+
+
+def _hashes(dataset: str, request: Request, episodes: list[Episode]) -> dict[str, Any]:
+    from rsm_torch.eval.datasets.places import files_of
+    from rsm_torch.eval.sources import content_hash, file_hashes
+
+    files = {}
+    if request.data is not None and request.data.exists():  # else they are the hub's
+        files = file_hashes(files_of(request.data, dataset))
+    return {"data_sha256": content_hash(episodes), "files": files}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,240 @@
+"""`rsm experiment matched-bytes | mmlu-sequential`: the paper's tables on hidden states, remade."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rsm_torch.cli.errors import CommandError, one_line_errors
+from rsm_torch.cli.eta import Eta
+from rsm_torch.cli.output import print_json, stderr
+
+if TYPE_CHECKING:
+    from rsm_torch.experiments.mmlu_data import Pools, Split
+    from rsm_torch.experiments.mmlu_states import Captured
+
+    Work = Callable[[Captured, Pools, list[Split], Eta], dict[str, Any]]
+    Told = Callable[[Mapping[str, Any]], tuple[str, dict[str, bytes]]]
+
+LAYER, FULL_LAYERS = "24", "4,9,14,19,24,29"
+
+experiment = typer.Typer(no_args_is_help=True, help="Remake the paper's tables on hidden states.")
+
+Data = Annotated[
+    Path, typer.Option(help="A folder of datasets that holds mmlu, or MMLU's folder itself.")
+]
+Model = Annotated[str, typer.Option(help="A causal language model: a folder or a model id.")]
+Subjects = Annotated[
+    str, typer.Option(help="first (ten by name), others (the next ten), or names.")
+]
+Layers = Annotated[str, typer.Option(help="Layers whose states are stored; may be several.")]
+Pooling = Annotated[str, typer.Option("--pools", help="mean, last, first; may be several.")]
+Seeds = Annotated[str, typer.Option(help="Deal and order the questions; may be several.")]
+Limit = Annotated[
+    int | None, typer.Option(help="Questions of each subject, for a quick look; 100 unless told.")
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and plots.")]
+Report = Annotated[
+    Path | None, typer.Option(help="Write the table as this Markdown file too, plots beside it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@experiment.command("matched-bytes")
+@one_line_errors
+def matched_bytes(
+    data: Data,
+    model: Model = "SMOLLM2",
+    subjects: Subjects = "first",
+    layers: Layers = LAYER,
+    pools: Pooling = "mean",
+    seeds: Seeds = "0,1,2,3,4",
+    ladder: Annotated[
+        str, typer.Option(help="Full-RAG's bytes are divided by these.")
+    ] = "64,31.5,16,8,4,1",
+    order: Annotated[str, typer.Option(help="Items arrive shuffled or sequential.")] = "shuffled",
+    methods: Annotated[str, typer.Option(help="Names of memories, or all.")] = "all",
+    limit: Limit = None,
+    out: Out = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recall@1 of memories of hidden states, each within the same bytes."""
+    from rsm_torch.experiments import matched_bytes as running
+    from rsm_torch.experiments import matched_bytes_report as reporting
+    from rsm_torch.experiments import plots
+    from rsm_torch.experiments.mmlu_data import FORMS
+
+    if order not in ("shuffled", "sequential"):
+        raise CommandError(f"--order: expected shuffled or sequential, got {order!r}")
+    given = {} if methods == "all" else {"methods": tuple(_parts(methods))}
+    settings = running.Settings(ladder=_numbers("--ladder", ladder), order=order, **given)  # type: ignore[arg-type]
+
+    def work(captured: Captured, pools: Pools, splits: list[Split], eta: Eta) -> dict[str, Any]:
+        return running.run(captured, pools, splits, settings, eta)
+
+    def told(results: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+        plot = "recall.png"
+        return reporting.report(results, plot), {plot: plots.recall_by_bytes(results)}
+
+    options = {"--ladder": ladder, "--order": order, "--methods": methods}
+    asked = Asked(data, model, subjects, layers, pools, seeds, limit, out, report, as_json)
+    _run("matched-bytes", asked, options, work, told, tuple(FORMS))
+
+
+@experiment.command("mmlu-sequential")
+@one_line_errors
+def mmlu_sequential(
+    data: Data,
+    model: Model = "SMOLLM2",
+    subjects: Subjects = "first",
+    layers: Layers = LAYER,
+    pools: Pooling = "mean,last",
+    seeds: Seeds = "0,1,2,3,4",
+    ranks: Annotated[str, typer.Option(help="Ranks K of RSM.")] = "1,2,4,8",
+    storages: Annotated[str, typer.Option(help="float32, int8, pq.")] = "float32,int8,pq",
+    full: Annotated[
+        bool, typer.Option("--full", help=f"Layers {FULL_LAYERS} with mean and last.")
+    ] = False,
+    limit: Limit = None,
+    out: Out = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """MMLU's subjects one after another: what is left of the first, and what rank K changes."""
+    from rsm_torch.experiments import mmlu_sequential as running
+    from rsm_torch.experiments import mmlu_sequential_report as reporting
+
+    if full:
+        layers, pools = FULL_LAYERS, "mean,last"
+    settings = running.Settings(
+        ranks=tuple(map(int, _wholes("--ranks", ranks))),
+        storages=tuple(_parts(storages)),  # type: ignore[arg-type]
+    )
+
+    def work(captured: Captured, pools: Pools, splits: list[Split], eta: Eta) -> dict[str, Any]:
+        return running.run(captured, pools, splits, settings, eta)
+
+    def told(results: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+        return reporting.report(results), reporting.pictures(results)
+
+    options = {"--ranks": ranks, "--storages": storages}
+    asked = Asked(data, model, subjects, layers, pools, seeds, limit, out, report, as_json)
+    _run("mmlu-sequential", asked, options, work, told, ())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that all experiments have."""
+
+    data: Path
+    model: str
+    subjects: str
+    layers: str
+    pools: str
+    seeds: str
+    limit: int | None
+    out: Path | None
+    report: Path | None
+    as_json: bool
+
+    def command(self, name: str, options: Mapping[str, str]) -> str:
+        """What makes the same results again; where they go is left out, but for the report."""
+        given = {
+            "--data": str(self.data),
+            "--model": self.model,
+            "--subjects": self.subjects,
+            "--layers": self.layers,
+            "--pools": self.pools,
+            "--seeds": self.seeds,
+            **options,
+        }
+        for option, value in (("--limit", self.limit), ("--report", self.report)):
+            if value is not None:
+                given[option] = str(value)
+        words = [word for pair in given.items() for word in pair]
+        return shlex.join(["rsm", "experiment", name, *words])
+
+
+def _run(
+    name: str,
+    asked: Asked,
+    options: Mapping[str, str],
+    work: Work,
+    told: Told,
+    forms: Sequence[str],
+) -> None:
+    """Choose the questions, capture their states, run the experiment and write what came of it."""
+    from rsm_torch.experiments import mmlu_data, results_folder
+    from rsm_torch.experiments.mmlu_states import capture_states
+
+    layers = _wholes("--layers", asked.layers, signed=True)
+    made = mmlu_data.make_pools(_mmlu(asked.data), asked.subjects, *_sizes(asked.limit))
+    splits = [mmlu_data.deal(made, seed) for seed in _wholes("--seeds", asked.seeds)]
+    if asked.out is not None:
+        results_folder.check_out(asked.out)
+    with Eta() as eta:
+        pools = _parts(asked.pools)
+        captured = capture_states(made, splits, _model(asked.model), layers, pools, eta, forms)
+        results = work(captured, made, splits, eta)
+    results = results_folder.with_provenance(results, asked.command(name, options))
+    text, pictures = told(results)
+    written = []
+    if asked.out is not None:
+        written += results_folder.write_folder(asked.out, results, text, pictures)
+    if asked.report is not None:
+        written += results_folder.write_report(asked.report, text, pictures)
+    for path in written:
+        stderr().print(f"saved: {path}", markup=False, soft_wrap=True)
+    if asked.as_json:
+        print_json(results)
+    else:
+        print(text)
+
+
+def _model(given: str) -> str:
+    from rsm_torch.hidden import SMOLLM2
+
+    return SMOLLM2 if given == "SMOLLM2" else given
+
+
+def _mmlu(data: Path) -> Path:
+    from rsm_torch.eval.datasets.mmlu import is_folder
+
+    return data / "mmlu" if not is_folder(data) and (data / "mmlu").is_dir() else data
+
+
+def _sizes(limit: int | None) -> tuple[int, int]:
+    """Stored and asked questions of each subject."""
+    from rsm_torch.experiments.mmlu_data import ASKED, STORED
+
+    if limit is None:
+        return STORED, ASKED
+    if limit < 2:
+        raise CommandError(f"--limit: expected at least 2 questions a subject, got {limit}")
+    stored = max(1, min(limit - 1, round(limit * STORED / (STORED + ASKED))))
+    return stored, limit - stored
+
+
+def _parts(given: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
+
+
+def _wholes(option: str, given: str, signed: bool = False) -> list[int]:
+    parts = _parts(given)
+    digits = [part.removeprefix("-") if signed else part for part in parts]
+    if not parts or not all(part.isascii() and part.isdigit() for part in digits):
+        raise CommandError(f"{option}: expected whole numbers, separated by commas, got {given!r}")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _numbers(option: str, given: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(part) for part in _parts(given)))
+    except ValueError:
+        raise CommandError(f"{option}: expected numbers with commas, got {given!r}") from None

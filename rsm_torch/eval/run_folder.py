@@ -1,0 +1,111 @@
+"""The files of a run: lines in a fixed order, only ever added to.
+
+`results.jsonl` and `memories.jsonl` hold nothing that differs between two runs of the same work;
+what does stands in `timings.jsonl`. Work is counted by whole lines, so that a run which was killed
+goes on from what is there: a torn last line is cut away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS, MEMORIES, TIMINGS = "results.jsonl", "memories.jsonl", "timings.jsonl"
+LOCK = ".lock"
+
+
+class Lines:
+    """A file of JSON lines that grows by whole batches.
+
+    Args:
+        path: the file; made where it is missing.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = path.open("a+b")
+        self.count = self._whole_lines()
+
+    def _whole_lines(self) -> int:
+        """How many whole lines there are; a torn one at the end is cut away."""
+        self._file.seek(0)
+        count = end = 0
+        for line in self._file:
+            if line.endswith(b"\n"):
+                count, end = count + 1, end + len(line)
+        self._cut(end)
+        return count
+
+    def keep(self, lines: int) -> None:
+        """Cut the file back to its first `lines` lines."""
+        if lines >= self.count:
+            return
+        self._file.seek(0)
+        self._cut(sum(len(next(self._file)) for _ in range(lines)))
+        self.count = lines
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add a batch, on disk when this returns."""
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
+        if not lines:
+            return
+        text = "\n".join(lines) + "\n"
+        self._file.write(text.encode("utf-8", "backslashreplace"))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.count += len(lines)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _cut(self, end: int) -> None:
+        self._file.seek(0, os.SEEK_END)
+        if self._file.tell() > end:
+            self._file.truncate(end)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+class RunFolder:
+    """The three files of a run, held against other processes. A context manager; closing keeps
+    everything.
+
+    Raises:
+        BlockingIOError: another process is writing this run.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._lock = (folder / LOCK).open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go at a kill
+        except BlockingIOError:
+            self._lock.close()
+            raise BlockingIOError(
+                f"--out: another process is writing the run in {folder}"
+            ) from None
+        self.results = Lines(folder / RESULTS)
+        self.memories = Lines(folder / MEMORIES)
+        self.timings = Lines(folder / TIMINGS)
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for lines in (self.results, self.memories, self.timings):
+            lines.close()
+        self._lock.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file; none where there is no file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)

@@ -1,0 +1,409 @@
+"""The runner: order, resuming after a kill, failures that stay where they happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from eval_support import Newest, Ranking, contents, made_prepared, plan, run_into
+
+from rsm_torch.eval import run as running
+from rsm_torch.eval.judges import Verdict
+from rsm_torch.eval.manifest import ManifestError, read, settle
+from rsm_torch.eval.readers import Answer, Failure
+from rsm_torch.eval.run_folder import Lines, RunFolder, read_lines
+from rsm_torch.eval.summary import summarise
+from rsm_torch.hits import Context
+
+
+def results(folder: Path) -> list[dict]:
+    return list(read_lines(folder / "results.jsonl"))
+
+
+# -- what is written ----------------------------------------------------------------------------
+
+
+def test_lines_stand_in_a_fixed_order_and_hold_what_is_due(tmp_path):
+    prepared = made_prepared(2)
+    run_into(tmp_path, plan(methods=("newest", "again"), seeds=(0, 1)), prepared)
+    lines = results(tmp_path)
+    keys = [(r["seed"], r["method"], r["question"], r["budget"]) for r in lines]
+    ids = [one.question.id for one in prepared.questions]
+    assert keys == [
+        (seed, method, id, budget)
+        for seed in (0, 1)
+        for method in ("newest", "again")
+        for id in ids
+        for budget in (16, 60)
+    ]
+    early = next(r for r in lines if r["question"] == "e0-q0" and r["budget"] == 16)
+    # four facts are written before it is asked, of 7 tokens each: the last two fit
+    assert sorted(early["ids"]) == ["2", "3"]
+    assert early["tokens"] == 14
+    assert early["error"] is None
+    assert early["metrics"]["evidence_recall"] == 0.0
+    wide = next(r for r in lines if r["question"] == "e0-q0" and r["budget"] == 60)
+    assert sorted(wide["ids"]) == ["0", "1", "2", "3"]
+    assert wide["metrics"]["evidence_recall"] == 1.0
+    assert wide["metrics"]["coverage"] == 1.0  # "It is 1."
+    assert wide["metrics"]["ndcg@5"] is None  # this memory ranks nothing
+    assert set(lines[0]) == {
+        "dataset", "episode", "stream", "question", "category", "method", "budget", "seed",
+        "tokens", "ids", "metrics", "answer", "scores", "error",
+    }  # fmt: skip
+
+
+def test_memories_and_timings_have_a_line_an_episode(tmp_path):
+    run_into(tmp_path, plan(), made_prepared(2))
+    held = list(read_lines(tmp_path / "memories.jsonl"))
+    assert [(m["episode"], m["chunks"], m["groups"]) for m in held] == [
+        ("e0", 12, 1),
+        ("e1", 13, 1),
+    ]
+    assert {m["bytes"] for m in held} == {8 * 25 / 2}
+    times = list(read_lines(tmp_path / "timings.jsonl"))
+    assert [(t["episode"], t["budget"]) for t in times] == [
+        ("e0", 16), ("e0", 60), ("e1", 16), ("e1", 60),
+    ]  # fmt: skip
+    assert all(t["questions"] == 5 and t["read_s"] > 0 for t in times)
+    assert times[0]["write_s"] / times[2]["write_s"] == pytest.approx(12 / 13)
+
+
+def test_a_question_sees_only_what_was_written_before_it(tmp_path):
+    made = []
+
+    def make(name, seed):
+        made.append(Newest(seed))
+        return made[-1]
+
+    run_into(tmp_path, plan(make, budgets=(1000,)), made_prepared(2))
+    seen = {r["question"]: sorted(map(int, r["ids"])) for r in results(tmp_path)}
+    assert seen["e1-q0"] == [0, 1, 2, 3]
+    assert seen["e1-q3"] == list(range(8))
+    assert seen["e1-q4"] == list(range(13))
+    # one memory holds both episodes, and each round writes all streams at once
+    assert made[-1].writes == [{"e0/e0": 4, "e1/e1": 4}] * 2 + [{"e0/e0": 4, "e1/e1": 5}]
+
+
+def test_memories_that_rank_get_figures_at_k(tmp_path):
+    run_into(tmp_path, plan(lambda name, seed: Ranking(seed)))
+    found = {r["question"]: r["metrics"] for r in results(tmp_path)}
+    assert found["e0-q0"]["recall_any@5"] == 1.0  # fact 1 comes second
+    assert found["e0-q0"]["ndcg@5"] == pytest.approx(1 / 1.584962500721156)
+    assert found["e0-q1"]["recall_any@10"] == 0.0  # fact 11 comes twelfth
+    assert found["e0-q1"]["recall_any@20"] == 1.0
+    plain = tmp_path / "plain"
+    run_into(plain, plan())
+    same = [(r["question"], r["ids"], r["tokens"]) for r in results(tmp_path)]
+    assert same == [(r["question"], r["ids"], r["tokens"]) for r in results(plain)]
+
+
+# -- going on -----------------------------------------------------------------------------------
+
+
+def test_killed_twice_and_resumed_it_is_as_if_unbroken(tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    work = plan(methods=("newest", "again"), seeds=(0, 1))
+    run_into(unbroken, work)
+    total = len(results(unbroken))
+    for least in (total // 5, total // 2):
+        _kill_after(broken, least)
+        assert least <= len(results(broken)) < total
+    with (broken / "results.jsonl").open("ab") as file:
+        file.write(b'{"dataset": "made", "epis')  # torn by the kill
+    run_into(broken, work)
+    assert contents(broken) == contents(unbroken)
+    keys = [(r["question"], r["method"], r["budget"], r["seed"]) for r in results(broken)]
+    assert len(set(keys)) == len(keys) == total
+
+
+def _kill_after(folder: Path, lines: int) -> None:
+    """Start the run in a process of its own and kill it once so many lines are there."""
+    here = Path(__file__).parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(here / "eval_writer.py"), str(folder), "0.02"]
+    with subprocess.Popen(command, env=environment) as writer:
+        file = folder / "results.jsonl"
+        while not file.exists() or file.read_bytes().count(b"\n") < lines:
+            assert writer.poll() is None, "it ended before it could be killed"
+            time.sleep(0.005)
+        writer.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 41, 59, 60, 61, 100, 119])
+def test_cut_anywhere_it_goes_on_to_the_same_files(tmp_path, cut, monkeypatch):
+    monkeypatch.setattr(running, "SLICE", 2)
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    work = plan(methods=("a", "b"), seeds=(0, 1))
+    run_into(whole, work)
+    part.mkdir()
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 120
+    (part / "results.jsonl").write_bytes(b"".join(lines[:cut]))
+    done = (cut - 1) // 30 * 3  # killed before the memories of the last unit were told
+    held = (whole / "memories.jsonl").read_bytes().splitlines(keepends=True)
+    (part / "memories.jsonl").write_bytes(b"".join(held[:done]))
+    run_into(part, work)
+    assert contents(part) == contents(whole)
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    run_into(tmp_path, plan(methods=("a", "b")))
+    made = []
+
+    def make(name, seed):
+        made.append(Newest(seed))
+        return made[-1]
+
+    run_into(tmp_path, plan(make, methods=("a", "b")))
+    assert all(memory.writes == [] for memory in made)
+    assert len(list(read_lines(tmp_path / "timings.jsonl"))) == 2 * 3 * 2
+
+
+def test_a_resumed_memory_is_written_in_the_same_portions(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "SLICE", 2)
+    run_into(tmp_path, plan(budgets=(16,)))
+    lines = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_bytes(b"".join(lines[:11]))
+    (tmp_path / "memories.jsonl").write_bytes(b"")
+    made = []
+
+    def make(name, seed):
+        made.append(Newest(seed))
+        return made[-1]
+
+    run_into(tmp_path, plan(make, budgets=(16,)))
+    assert [sum(some.values()) for some in made[-1].writes] == [12, 12, 15]
+
+
+def test_lines_cut_torn_ends_and_keep_what_json_cannot_say_plainly(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    lines = Lines(file)
+    lines.add([{"a": "é\udc80\n"}, {"b": None}])
+    lines.close()
+    with file.open("ab") as out:
+        out.write(b'{"c": ')
+    again = Lines(file)
+    assert again.count == 2
+    again.keep(1)
+    again.add([{"d": 1}])
+    again.close()
+    assert list(read_lines(file)) == [{"a": "é\udc80\n"}, {"d": 1}]
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    with (
+        RunFolder(tmp_path),
+        pytest.raises(BlockingIOError, match="another process is writing the run in"),
+    ):
+        RunFolder(tmp_path)
+    RunFolder(tmp_path).__exit__()
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+class Fails(Newest):
+    def context(self, query, max_tokens):
+        if query.id == "e1-q3":
+            raise ZeroDivisionError("no such\n  luck")
+        return super().context(query, max_tokens)
+
+
+class FailsTogether(Fails):
+    def contexts(self, queries, budgets):
+        return [{budget: self.context(query, budget) for budget in budgets} for query in queries]
+
+
+@pytest.mark.parametrize("kind", [Fails, FailsTogether])
+def test_one_question_fails_and_the_others_do_not(tmp_path, kind):
+    run_into(tmp_path / "good", plan())
+    run_into(tmp_path / "bad", plan(lambda name, seed: kind(seed)))
+    good, bad = results(tmp_path / "good"), results(tmp_path / "bad")
+    failed = [r for r in bad if r["error"]]
+    assert [(r["question"], r["budget"]) for r in failed] == [("e1-q3", 16), ("e1-q3", 60)]
+    assert failed[0]["error"] == {
+        "stage": "context", "type": "ZeroDivisionError", "message": "no such luck",
+    }  # fmt: skip
+    assert failed[0]["tokens"] is None
+    assert set(failed[0]["metrics"].values()) == {None}
+    assert failed[0]["metrics"].keys() == good[0]["metrics"].keys()
+    assert [r for r in bad if not r["error"]] == [r for r in good if r["question"] != "e1-q3"]
+
+
+def test_a_context_over_its_budget_is_an_error(tmp_path):
+    class Wordy(Newest):
+        def context(self, query, max_tokens):
+            found = super().context(query, max_tokens)
+            if query.id == "e0-q1" and max_tokens == 16:
+                return Context("word " * 25, 16, ("0",), 16)  # and it says it is not
+            return found
+
+    run_into(tmp_path, plan(lambda name, seed: Wordy(seed)))
+    [failed] = [r for r in results(tmp_path) if r["error"]]
+    assert failed["error"] == {
+        "stage": "context", "type": "OverBudget",
+        "message": "the context has 25 tokens, the budget is 16",
+    }  # fmt: skip
+    assert failed["tokens"] == 25
+    assert (failed["ids"], failed["metrics"]["evidence_recall"]) == ([], None)
+
+
+def test_a_memory_that_cannot_write_answers_nothing_from_then_on(tmp_path):
+    class Full(Newest):
+        def observe(self, chunks):
+            if len(self.writes) == 1:
+                raise RuntimeError("full")
+            super().observe(chunks)
+
+    run_into(tmp_path, plan(lambda name, seed: (Full if name == "b" else Newest)(seed),
+                            methods=("a", "b", "c")))  # fmt: skip
+    by_method = {m: [r for r in results(tmp_path) if r["method"] == m] for m in "abc"}
+    assert not any(r["error"] for m in "ac" for r in by_method[m])
+    assert [r["error"] is None for r in by_method["b"]] == [True] * 12 + [False] * 18
+    assert by_method["b"][-1]["error"] == {
+        "stage": "observe", "type": "RuntimeError", "message": "full",
+    }  # fmt: skip
+    held = list(read_lines(tmp_path / "memories.jsonl"))
+    assert [m["chunks"] for m in held] == [12, 13, 14, None, None, None, 12, 13, 14]
+
+
+def test_interrupts_pass_and_methods_that_cannot_be_made_stop_at_once(tmp_path):
+    class Stopped(Newest):
+        def context(self, query, max_tokens):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_into(tmp_path / "a", plan(lambda name, seed: Stopped(seed)))
+
+    def refuse(name, seed):
+        if name == "b":
+            raise ValueError("chat: b is run by a language model")
+        return Newest(seed)
+
+    with pytest.raises(ValueError, match="b is run by"):
+        run_into(tmp_path / "b", plan(refuse, methods=("a", "b")))
+    assert results(tmp_path / "b") == []
+
+
+# -- readers and judges -------------------------------------------------------------------------
+
+
+class Echo:
+    """Answers with the last word of the prompt, but for one question."""
+
+    name = "echo"
+
+    def answer(self, prompts):
+        return [self._one(p.messages[-1]["content"]) for p in prompts]
+
+    def _one(self, text):
+        if "fact 5" in text.split("Question:")[-1]:
+            return Answer(None, 10, error=Failure("Timeout", "no answer in 60 s"), seconds=1.0)
+        return Answer(text.split()[-1], 10, 2, seconds=0.5, cost=0.25)
+
+    def describe(self):
+        return {"reader": "echo"}
+
+
+class Length:
+    """Scores an answer by its length; has no verdict on one question."""
+
+    name = "length"
+
+    def judge(self, cases):
+        return [
+            Verdict(None, Failure("NoVerdict", "nonsense")) if case.question.text.endswith("2?")
+            else Verdict(float(len(case.answer)), seconds=0.125) for case in cases
+        ]  # fmt: skip
+
+    def describe(self):
+        return {"judge": "length"}
+
+
+def test_answers_scores_costs_and_whose_failure_it_was(tmp_path):
+    prepared = made_prepared()
+    object.__setattr__(prepared, "dataset", "plain")
+    run_into(tmp_path, plan(reader=Echo(), judges=[Length()]), prepared)
+    by_id = {(r["question"], r["budget"]): r for r in results(tmp_path)}
+    fine = by_id["e0-q4", 16]
+    assert (fine["answer"], fine["scores"], fine["error"]) == ("0?", {"length": 2.0}, None)
+    timed_out = by_id["e0-q3", 60]
+    assert (timed_out["answer"], timed_out["scores"]) == (None, {"length": None})
+    assert timed_out["error"] == {
+        "stage": "read", "type": "Timeout", "message": "no answer in 60 s",
+    }  # fmt: skip
+    assert timed_out["tokens"] > 0  # its context still counts
+    assert timed_out["metrics"]["evidence_recall"] is not None
+    unjudged = by_id["e0-q2", 16]
+    assert (unjudged["answer"], unjudged["scores"]) == ("2?", {"length": None})
+    assert unjudged["error"]["stage"] == "judge"
+    first = next(read_lines(tmp_path / "timings.jsonl"))
+    assert (first["reader_s"], first["cost"]) == (4 * 0.5 + 1.0, 4 * 0.25)
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (50, 8)
+    assert first["judge_s"] == 3 * 0.125
+
+
+def test_a_reader_that_breaks_is_recorded_for_its_batch(tmp_path):
+    class Broken(Echo):
+        def answer(self, prompts):
+            raise OSError("connection lost")
+
+    prepared = made_prepared(1)
+    object.__setattr__(prepared, "dataset", "plain")
+    run_into(tmp_path, plan(reader=Broken(), judges=[Length()]), prepared)
+    lines = results(tmp_path)
+    assert len(lines) == 10
+    assert {r["error"]["message"] for r in lines} == {"connection lost"}
+    assert all(r["metrics"]["coverage"] is not None for r in lines)
+
+
+# -- manifest and summary -----------------------------------------------------------------------
+
+
+def test_a_manifest_refuses_another_run_and_says_what_differs(tmp_path):
+    folder = tmp_path / "run"
+    settings = {"budgets": [1, 2], "tau": {"tau": 0.5}, "data_sha256": "ab"}
+    settle(folder, settings, {"commit": "1"}, "rsm eval")
+    before = (folder / "manifest.json").read_bytes()
+    settle(folder, settings, {"commit": "1"}, "rsm eval again")
+    assert (folder / "manifest.json").read_bytes() == before
+    with pytest.raises(ManifestError, match=r"tau\.tau: 0\.5 there, 0\.6 here"):
+        settle(folder, settings | {"tau": {"tau": 0.6}}, {}, "")
+    with pytest.raises(ManifestError, match='data_sha256: "ab" there, "cd" here; prompts: null'):
+        settle(folder, settings | {"data_sha256": "cd", "prompts": "x"}, {}, "")
+    assert (folder / "manifest.json").read_bytes() == before
+    settle(folder, settings, {"commit": "2"}, "rsm eval")
+    assert read(folder)["made_with"] == [{"commit": "1"}, {"commit": "2"}]
+
+
+def test_folders_that_hold_no_run_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ManifestError, match=r"has files in it and no manifest\.json"):
+        settle(tmp_path, {}, {}, "")
+    with pytest.raises(FileNotFoundError, match=r"expected the folder of a run"):
+        read(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"sett')
+    with pytest.raises(ManifestError, match="not valid JSON"):
+        settle(tmp_path, {}, {}, "")
+
+
+def test_summary_is_the_mean_of_what_there_is(tmp_path):
+    run_into(tmp_path, plan(lambda name, seed: Fails(seed), seeds=(0, 1)))
+    lines = results(tmp_path)
+    narrow, wide = summarise(tmp_path)
+    assert (narrow["method"], narrow["budget"], wide["budget"]) == ("newest", 16, 60)
+    assert (narrow["questions"], narrow["errors"]) == (30, 2)
+    recalls = [r["metrics"]["evidence_recall"] for r in lines if r["budget"] == 60]
+    known = [value for value in recalls if value is not None]
+    assert len(known) == 28
+    assert wide["metrics"]["evidence_recall"] == pytest.approx(sum(known) / 28)
+    assert wide["metrics"]["ndcg@5"] is None
+    assert (wide["chunks"], wide["bytes"]) == (13, 8 * 13)
+    assert json.dumps(narrow)
