@@ -114,6 +114,7 @@ def test_other_datasets_from_the_folder_they_share(tmp_path, dataset):
         (["--budgets", "0"], r"--budgets: expected whole numbers of at least 1"),
         (["--seeds", "-1"], r"--seeds: expected whole numbers of at least 0"),
         (["--limit", "0"], r"--limit: expected at least 1, got 0"),
+        (["--dtype", "int3"], r"--dtype: expected one of float32, float16, bfloat16, got 'int3'"),
         (["--sample", "0"], r"--sample: expected at least 1, got 0"),
         (["--reader", "gpt-4o"], r"reader: expected none, openai:MODEL or hf:FOLDER-OR-ID"),
         (["--reader", "openai:gpt-4o-mini"], r"OPENAI_API_KEY"),

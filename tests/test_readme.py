@@ -15,12 +15,12 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["tensors", "texts", "storage"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["tensors", "texts", "hidden states", "storage"])
 def test_example(code, tmp_path):
     lines = [line for line in code.splitlines() if line.strip()]
     if code.startswith("memory ="):  # goes on from the first example
         code = "from rsm_torch import RSMConfig, StreamMemory\n" + code
-    assert len(lines) <= 16
+    assert len(lines) <= 18
     subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},

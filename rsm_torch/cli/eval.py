@@ -14,6 +14,7 @@ from rsm_torch.cli.output import print_json, stderr, stdout
 if TYPE_CHECKING:
     from rich.table import Table
 
+DTYPES = ("float32", "float16", "bfloat16")
 COLUMNS = ("evidence", "coverage", "tokens", "groups", "KB", "write s", "read ms")
 
 
@@ -62,6 +63,10 @@ def evaluate(
     prices: Annotated[
         Path | None, typer.Option(help="A JSON file of prices by model, for the cost of a run.")
     ] = None,
+    device: Annotated[str, typer.Option(help="Of local models that read or judge.")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="Of local models, as bfloat16; by default as saved.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Compare memories: what their contexts hold at each budget, and what a reader does with it.
@@ -89,7 +94,11 @@ def evaluate(
         embedder=embedder,
         tokenizer=tokenizer,
         prices=prices,
+        device=device,
+        dtype=dtype,
     )
+    if dtype is not None and dtype not in DTYPES:
+        raise CommandError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     for name, value in (("--limit", limit), ("--sample", sample)):
         if value is not None and value < 1:
             raise CommandError(f"{name}: expected at least 1, got {value}")

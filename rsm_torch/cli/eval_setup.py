@@ -44,6 +44,8 @@ class Request:
     embedder: str | None
     tokenizer: str | None
     prices: Path | None
+    device: str
+    dtype: str | None
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,12 @@ def _models(dataset: str, request: Request) -> tuple[Reader, list[Judge], Reader
                     f"--judge: {judge!r} judges answers, and --reader none gives none; name a "
                     "reader, or a likelihood judge, which needs none"
                 )
-    reader = make_reader(request.reader, cache=_replies(replies, request.reader), prices=prices)
-    judges = [make_judge(spec, dataset, cache=replies) for spec in request.judges]
-    chat = make_reader(request.chat, cache=_replies(replies, request.chat), prices=prices)
+    local = {"device": request.device, "dtype": request.dtype}
+    reader, chat = (
+        make_reader(spec, cache=_replies(replies, spec), prices=prices, **local)
+        for spec in (request.reader, request.chat)
+    )
+    judges = [make_judge(spec, dataset, cache=replies, **local) for spec in request.judges]
     return reader, judges, None if isinstance(chat, NoReader) else chat
 
 

@@ -56,9 +56,10 @@ def matched_bytes(
     seeds: Seeds = "0,1,2,3,4",
     ladder: Annotated[
         str, typer.Option(help="Full-RAG's bytes are divided by these.")
-    ] = "64,31.5,16,8,4,1",
+    ] = "64,31.5,16,4,1",
     order: Annotated[str, typer.Option(help="Items arrive shuffled or sequential.")] = "shuffled",
     methods: Annotated[str, typer.Option(help="Names of memories, or all.")] = "all",
+    workers: Annotated[int, typer.Option(help="Processes that share the work.")] = 2,
     limit: Limit = None,
     out: Out = None,
     report: Report = None,
@@ -70,13 +71,15 @@ def matched_bytes(
     from rsm_torch.experiments import plots
     from rsm_torch.experiments.mmlu_data import FORMS
 
+    if workers < 1:
+        raise CommandError(f"--workers: expected at least 1, got {workers}")
     if order not in ("shuffled", "sequential"):
         raise CommandError(f"--order: expected shuffled or sequential, got {order!r}")
     given = {} if methods == "all" else {"methods": tuple(_parts(methods))}
     settings = running.Settings(ladder=_numbers("--ladder", ladder), order=order, **given)  # type: ignore[arg-type]
 
     def work(captured: Captured, pools: Pools, splits: list[Split], eta: Eta) -> dict[str, Any]:
-        return running.run(captured, pools, splits, settings, eta)
+        return running.run(captured, pools, splits, settings, eta, workers)
 
     def told(results: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
         plot = "recall.png"
