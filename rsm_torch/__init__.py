@@ -14,8 +14,8 @@ from rsm_torch.pack import pack
 if TYPE_CHECKING:
     from rsm_torch.calibrate import Calibration, calibrate_tau
     from rsm_torch.config import RSMConfig
-    from rsm_torch.hidden import HiddenStateMemory
     from rsm_torch.hidden.capture import capture
+    from rsm_torch.hidden.memory import HiddenStateMemory
     from rsm_torch.hits import Context, Hit
     from rsm_torch.memory import StreamMemory
     from rsm_torch.retrieve import Hits

@@ -188,11 +188,15 @@ def test_calibrate_sets_threshold_transform_and_defaults():
     assert (settings.scope, settings.members, settings.storage, settings.rank) == (
         "nearest", "coefficients", "int8", 2,
     )  # fmt: skip
+    assert (settings.max_atoms, settings.policy) == (32, "ward")
     assert settings.tau == found.tau
-    assert (found.quantile, found.examples) == (0.96, len(EXAMPLES))
+    assert (found.quantile, found.examples) == (1.0, len(EXAMPLES))
     x = torch.stack([pooled(model, text) for text in EXAMPLES])
     torch.testing.assert_close(found.mean, x.mean(0), rtol=1e-4, atol=1e-5)
     assert found.directions.shape == (2, WIDTH)
+    unit = normalize(found.transform(x), dim=-1)
+    closest = (unit @ unit.mT).fill_diagonal_(-1).max()
+    assert found.tau == pytest.approx(float(closest), abs=1e-4)
     assert "layer 2, pre norm, mean of tokens" in found.embedder
     kept.write(TEXTS)
     row = found.transform(pooled(model, TEXTS[0])[None])
@@ -217,6 +221,14 @@ def test_calibrate_draws_at_most_fifty_examples_and_runs_no_more():
     padded = batch_of(Letters()(many)["input_ids"], "left")
     by_ids = memory(model=model, config=None).calibrate(**padded)
     assert by_ids.tau == pytest.approx(one.memory.config.tau, abs=1e-4)
+
+
+def test_calibrate_refuses_to_remove_all_there_is():
+    kept = memory(config=None)
+    with pytest.raises(ValueError, match=r"the mean and 2 directions of 3 .* give at least 4, or"):
+        kept.calibrate(EXAMPLES[:3])
+    assert kept._store is None
+    assert kept.calibrate(EXAMPLES[:4]).examples == 4
 
 
 def test_calibrate_keeps_a_given_config_but_for_its_threshold():

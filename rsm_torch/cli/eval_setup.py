@@ -155,7 +155,7 @@ def _models(dataset: str, request: Request) -> tuple[Reader, list[Judge], Reader
                     f"--judge: {judge!r} judges answers, and --reader none gives none; name a "
                     "reader, or a likelihood judge, which needs none"
                 )
-    local = {"device": request.device, "dtype": request.dtype}
+    local: dict[str, Any] = {"device": request.device, "dtype": request.dtype}
     reader, chat = (
         make_reader(spec, cache=_replies(replies, spec), prices=prices, **local)
         for spec in (request.reader, request.chat)

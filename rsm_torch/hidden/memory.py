@@ -27,6 +27,7 @@ from rsm_torch.records import Written
 from rsm_torch.retrieve import AtomScore, ChunkScore
 
 Texts = str | Sequence[str] | None
+MAX_ATOMS = 32  # of a stream, unless told
 
 
 class HiddenStateMemory(GivenStates):
@@ -49,10 +50,12 @@ class HiddenStateMemory(GivenStates):
             name.
         pool: which of a text's tokens, "mean", "last" or "first".
         norm: "post" takes the last layer after the final norm; None: "pre".
-        config: what to cluster by. None: the settings that hold for raw hidden states, rank-2
-            int8 bases, members as coefficients, `scope="nearest"`.
+        config: what to cluster by. None: the settings that hold for hidden states, rank-2 int8
+            bases, members as coefficients, `scope="nearest"`, and at most `max_atoms` atoms, of
+            which those two merge that spread their members least (`policy="ward"`).
         calibration: its transform, and with config=None its tau. None: call `calibrate`, or
             cluster raw states by the config's tau.
+        max_atoms: most atoms of a stream with config=None; None: no limit. A config has its own.
         streams: number of slots.
         device: where the memory lies; None: where the layer does.
         batch_size, cache: as for `activations`; cached rows come by way of the CPU.
@@ -73,6 +76,7 @@ class HiddenStateMemory(GivenStates):
         norm: str | None = None,
         config: RSMConfig | None = None,
         calibration: Calibration | None = None,
+        max_atoms: int | None = MAX_ATOMS,
         streams: int = 1,
         device: torch.device | str | None = None,
         batch_size: int = 16,
@@ -83,7 +87,12 @@ class HiddenStateMemory(GivenStates):
     ) -> None:
         self.origin = Origin.of(model, layer, norm, pool, max_length)
         self._encoder = Encoder(model, tokenizer, self.origin, batch_size, cache)
-        self._config, self._keeps_texts = config, keep_texts
+        if config is not None and max_atoms not in (MAX_ATOMS, config.max_atoms):
+            raise ValueError(
+                f"max_atoms: got {max_atoms}, and a config with max_atoms={config.max_atoms}; set "
+                "it in the config"
+            )
+        self._config, self._max_atoms, self._keeps_texts = config, max_atoms, keep_texts
         self._place = (streams, self._encoder.device if device is None else device, backend)
         self._store = None
         if config is not None or calibration is not None:
@@ -100,7 +109,7 @@ class HiddenStateMemory(GivenStates):
         *,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        quantile: float = 0.96,
+        quantile: float = 1.0,
         remove_mean: bool = True,
         remove_directions: int = 2,
         sample: int = 50,
@@ -108,8 +117,8 @@ class HiddenStateMemory(GivenStates):
         """Find the threshold, and what to remove from states first, on examples without labels.
 
         Raw states lie in a narrow cone, where the max-member gate at the usual quantile chains
-        everything into one atom. So mean and leading directions are removed, and only the tightest
-        pairs may merge.
+        everything into one atom. So mean and leading directions are removed, and only what is as
+        close as the closest two examples may merge.
 
         Args:
             texts, input_ids, attention_mask: as in `write`; of more than `sample`, so many are
@@ -117,7 +126,8 @@ class HiddenStateMemory(GivenStates):
             quantile, remove_mean, remove_directions, sample: as for `calibrate_tau`.
 
         Raises:
-            TypeError, ValueError: something is stored already; or as `write` and `calibrate_tau`.
+            TypeError, ValueError: something is stored already; too few examples for what is to be
+                removed; or as `write` and `calibrate_tau`.
         """
         if self._store is not None and int(self.memory.counts().atoms.sum()):
             raise ValueError("calibrate: states are stored already; calibrate before writing")
@@ -127,6 +137,12 @@ class HiddenStateMemory(GivenStates):
             texts = None if texts is None else [texts[at] for at in pick]
             input_ids = None if input_ids is None else input_ids[pick]
             attention_mask = None if attention_mask is None else attention_mask[pick]
+        if remove_mean and remove_directions >= (used := min(n, sample)) - 1:
+            raise ValueError(
+                f"remove_directions: the mean and {remove_directions} directions of {used} "
+                f"examples leave nothing of them; give at least {remove_directions + 2}, or remove "
+                "fewer"
+            )
         found = calibrate_tau(
             self._states(texts, input_ids, attention_mask), quantile, sample,
             remove_mean=remove_mean, remove_directions=remove_directions, embedder=str(self.origin),
@@ -142,7 +158,7 @@ class HiddenStateMemory(GivenStates):
                 raise ValueError("config: the model does not say how wide its states are; give one")
             config = RSMConfig(
                 width, calibration.tau, rank=min(2, width), scope="nearest",
-                members="coefficients", storage="int8",
+                members="coefficients", storage="int8", policy="ward", max_atoms=self._max_atoms,
             )  # fmt: skip
         elif config is not None and calibration is not None and self._store is not None:
             config = replace(config, tau=calibration.tau)
@@ -167,6 +183,9 @@ class HiddenStateMemory(GivenStates):
         ids: Any = None,
     ) -> Written:
         """Write n texts, or n rows of token ids, in order.
+
+        Where atoms are limited, surplus ones merge after every 64 items of a stream and at the end,
+        so a list is both faster and a little better than its texts one by one.
 
         Args:
             texts: strings, tokenised as the tokenizer does by default.
@@ -221,7 +240,7 @@ class HiddenStateMemory(GivenStates):
             ends: token ids that end a row; None: the end and padding tokens of the model's
                 generation config and of the tokenizer. Say which, if you tell generate others.
             check: refuse states that are not finite, which waits for the device at each item.
-                Without it such items are left out.
+                Without it such items are left out. Limits, such as `max_atoms`, wait as well.
 
         Raises:
             TypeError, ValueError: arguments that do not fit. Within generate: another number of

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rsm_torch.hidden.blocks import write_in_blocks
 from rsm_torch.hidden.labels import Label, Labels
 from rsm_torch.hidden.recalled import Recalled, codes_of
 from rsm_torch.hidden.rows import Rows, per_item
@@ -50,7 +51,9 @@ class Store:
         given = {"times": per_item(times, "times", n, torch.float64), "labels": codes}
         given["ids"] = per_item(ids, "ids", n, torch.int64)
         spread: dict[str, Any] = {k: v if v is None else rows.spread(v) for k, v in given.items()}
-        written = self.memory.write(rows.spread(states), rows.slots, rows.lengths, **spread)
+        written = write_in_blocks(
+            self.memory, rows.spread(states), rows.slots, rows.lengths, **spread
+        )
         self.labels = known
         out = replace(
             written, atoms=rows.collect(written.atoms), opened=rows.collect(written.opened),
@@ -81,7 +84,7 @@ class Store:
                 )
             codes, known = self.encode([one for row in labels for one in row], shape[0] * shape[1])
             codes = None if codes is None else codes.view(shape)
-        written = self.memory.write(states, streams, lengths, times, codes, ids)
+        written = write_in_blocks(self.memory, states, streams, lengths, times, codes, ids)
         self.labels = known
         self.prune()
         return written
