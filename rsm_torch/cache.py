@@ -117,9 +117,13 @@ class RowCache:
                 )
             if not keys:
                 return torch.empty(0, self._width, dtype=self._dtype)
-            places = [self._places[_digest(key)] for key in keys]
-            rows = np.ascontiguousarray(self._records()["row"][places])
-            return torch.from_numpy(rows).view(self._dtype)
+            digests = [_digest(key) for key in keys]
+            found = self._records()[[self._places[digest] for digest in digests]]
+            # As loaded, a row was right; the file may have been replaced or damaged since.
+            if not all(map(_is_whole, digests, found)):
+                self._forget()
+                return self.read(keys)
+            return torch.from_numpy(np.ascontiguousarray(found["row"])).view(self._dtype)
 
     def append(self, keys: Sequence[str], rows: Tensor) -> None:
         """Keep `rows` [n, D], one for each key. Keys already here keep the row they have.
@@ -220,9 +224,8 @@ class RowCache:
     def _take(self, start: int) -> None:
         records = self._records()
         for at in range(start, self._seen):
-            record = records[at]
-            key, row = record["key"].tobytes(), record["row"]
-            if _checksum(key, row) == record["sum"]:
+            key = records[at]["key"].tobytes()
+            if _is_whole(key, records[at]):
                 self._places[key] = at
 
 
@@ -230,6 +233,11 @@ def _digest(key: str) -> bytes:
     if not isinstance(key, str) or not key:
         raise TypeError(f"keys: expected strings that are not empty, got {key!r}")
     return hashlib.sha256(key.encode()).digest()
+
+
+def _is_whole(key: bytes, record: Any) -> bool:
+    """Whether a record is that of a key, and undamaged."""
+    return bool(_checksum(key, record["row"]) == record["sum"])
 
 
 def _checksum(key: bytes, row: Any) -> int:

@@ -194,7 +194,7 @@ def ward_closeness(bank: Bank, slot: int, atom: int | None = None) -> Tensor:
     centroid, negated: n_i n_j / (n_i + n_j) · ‖S_i/n_i - S_j/n_j‖² (Ward 1963)."""
     m = int(bank.n_atoms[slot])
     some = slice(0, m) if atom is None else slice(atom, atom + 1)
-    n = bank.counts[slot, :m].to(bank.sums.dtype).clamp(min=1)  # atoms merged away have none
+    n = bank.counts[slot, :m].to(bank.sums.dtype)
     centre = bank.sums[slot, :m] / n[:, None]
     # Differences, not products: near copies would drown in the rounding of ‖a‖² + ‖b‖² - 2 a·b.
     apart = torch.cdist(centre[some], centre, compute_mode="donot_use_mm_for_euclid_dist")

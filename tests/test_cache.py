@@ -197,6 +197,31 @@ def test_a_file_deleted_meanwhile_starts_anew(file):
     assert "a" not in cache
 
 
+def test_a_file_replaced_by_a_longer_one_gives_no_other_keys_row(file):
+    cache = RowCache(file)
+    cache.append(["a", "b"], rows(1.0, 2.0))
+    other = file.with_name("other.rows")
+    RowCache(other).append(["c", "d", "b"], rows(7.0, 8.0, 9.0))
+    file.write_bytes(other.read_bytes())  # in the same place, as a file deleted and made anew
+    assert cache.read(["b"])[:, 0].tolist() == [9]
+    cache.append(["a", "b"], rows(1.0, 2.0))
+    file.write_bytes(other.read_bytes() + bytes(2 * RECORD))
+    with pytest.raises(KeyError, match="no row for 1 keys, as 'a'"):
+        cache.read(["a"])
+
+
+def test_a_row_damaged_after_it_was_found_is_missing(file):
+    cache = RowCache(file)
+    cache.append(["a", "b"], rows(1.0, 2.0))
+    content = bytearray(file.read_bytes())
+    content[HEADER + RECORD - 1] ^= 1
+    with open(file, "r+b") as out:
+        out.write(content)
+    with pytest.raises(KeyError, match="no row for 1 keys, as 'a'"):
+        cache.read(["a", "b"])
+    assert cache.missing(["a", "b"]) == [0]
+
+
 @pytest.mark.parametrize("bad", [torch.ones(1, 4), torch.ones(1, 3, dtype=torch.float16)])
 def test_another_width_or_dtype_is_refused(file, bad):
     cache = RowCache(file)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hidden_support import LAYERS, WIDTH, Toy, batch_of, hooks, llama, states
@@ -153,6 +155,41 @@ def test_a_failed_forward_caught_in_the_block_does_not_shift_the_next():
             acts[0]
         model(**batch)
     assert acts[0].shape == acts[2].shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_block_sees_nothing_of_another_thread(stop):
+    model, alone = llama(), batch_of([[1, 9, 4]])
+    expected, results = states(model, alone, 2, "mean")[2], []
+
+    def elsewhere():
+        results.append(model(**batch_of(ROWS)).logits.shape)
+
+    with torch.no_grad(), capture(model, 2, "mean", stop=stop) as acts:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        acts.run(**alone)
+    assert torch.equal(acts[2], expected)
+    assert [shape[0] for shape in results] == [len(ROWS)]  # its forward went on to the end
+
+
+def test_a_block_is_run_by_the_thread_that_entered_it():
+    model, errors = llama(), []
+
+    def elsewhere(acts):
+        try:
+            acts.run(**batch_of(ROWS))
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with capture(model, 2) as acts:
+        thread = threading.Thread(target=elsewhere, args=(acts,))
+        thread.start()
+        thread.join()
+    assert errors == ["run: another thread entered this block; enter one here"]
+    with pytest.raises(RuntimeError, match="sees what its own thread runs"):
+        acts[2]
 
 
 @pytest.mark.parametrize(("value", "kind"), [(torch.inf, "inf"), (torch.nan, "NaN")])

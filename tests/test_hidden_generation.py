@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hidden_memory_support import Letters, memory, same, whole
@@ -291,6 +293,40 @@ def test_a_block_in_which_nothing_runs_says_so():
         kept.while_generating(),
     ):
         pass
+
+
+def test_a_model_in_training_mode_is_refused():
+    model = llama()
+    kept = memory(model=model)
+    model.train()
+    with pytest.raises(ValueError, match="in training mode"):
+        kept.while_generating()
+
+
+def test_what_other_threads_run_is_not_written():
+    model = llama()
+    kept, expected = memory(model=model), memory(model=model)
+    prompts = batch_of([[1, 9, 4], [1, 7, 5]])
+    length = {"min_new_tokens": 4, "max_new_tokens": 4, "do_sample": False}
+    with expected.while_generating(every=2) as written:
+        model.generate(**prompts, **length)
+
+    def elsewhere(*_):
+        thread = threading.Thread(target=model, kwargs=batch_of([[3, 3]]))
+        thread.start()
+        thread.join()
+
+    with kept.while_generating(every=2) as seen:
+        elsewhere()
+        handle = model.lm_head.register_forward_hook(
+            lambda *_: (
+                None if threading.current_thread() is not threading.main_thread() else elsewhere()
+            )
+        )
+        model.generate(**prompts, **length)
+    handle.remove()
+    assert torch.equal(seen.ids, written.ids)
+    assert same(whole(kept), whole(expected))
 
 
 def test_arguments_are_checked_before_anything_runs():

@@ -76,6 +76,24 @@ def test_attention_masks_that_tell_nothing_about_padding_are_refused():
     assert tokens[1].shape == (3, 5, WIDTH)
 
 
+def test_masks_by_kind_of_attention_are_not_taken_for_none():
+    model, square = Toy(), torch.zeros(3, 1, 5, 5)
+    ids = batch_of(ROWS)["input_ids"]
+    with pytest.raises(ValueError, match="attention_mask: cannot tell padding from"):
+        states(model, {"ids": ids, "attention_mask": {"full_attention": square}}, 1)
+    with pytest.raises(ValueError, match="attention_mask: cannot tell padding from"):
+        states(model, {"ids": ids, "attention_mask": {"sliding": None, "full": square}}, 1)
+
+
+def test_layers_that_are_one_module_are_refused():
+    model = Toy()
+    model.blocks[2] = model.blocks[1]
+    for layer in (1, 2, -2, "blocks.1"):
+        with pytest.raises(ValueError, match="cannot be told from others, since 1, 2 of blocks"):
+            capture(model, [0, layer])
+    assert states(model, {"ids": torch.ones(2, 3, dtype=torch.long)}, [0, 3]).runs == 1
+
+
 def test_a_module_that_gives_no_states_is_named():
     plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     with pytest.raises(TypeError, match=r"layer 0: .*return \[B, T, D\] states, got .*\(4, 3\)"):  # noqa: SIM117

@@ -17,7 +17,17 @@ from hidden_memory_support import (
     same,
     whole,
 )
-from hidden_support import LAYERS, WIDTH, Toy, batch_of, hooks, llama, real_model  # noqa: F401
+from hidden_support import (  # noqa: F401 - real_model is the fixture smollm2
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    Toy,
+    batch_of,
+    gpt2,
+    hooks,
+    llama,
+    real_model,
+)
 from torch.nn.functional import cosine_similarity, normalize
 
 from rsm_torch import Calibration
@@ -113,6 +123,17 @@ def test_texts_are_cut_to_max_length():
     kept.write(**batch_of(Letters()(["abcdef"])["input_ids"], "left"))
     rows = kept.memory.members(0).vectors
     torch.testing.assert_close(rows[1:], rows[:1].expand(2, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_what_stands_in_padding_need_be_no_token():
+    plain, padded = memory(), memory()
+    batch = batch_of([[1, 9, 4], [1, 7]], "left")
+    plain.write(**batch)
+    padded.write(
+        input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100),
+        attention_mask=batch["attention_mask"],
+    )
+    assert same(whole(plain), whole(padded))
 
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
@@ -285,6 +306,22 @@ def spoilt(model):
             ValueError,
             "no token counts in rows 0, 1",
         ),
+        ({"texts": 5}, TypeError, "texts: expected a list of strings, got 5"),
+        ({"texts": ["a"], "times": ["noon"]}, TypeError, "times: expected numbers, got"),
+        ({"input_ids": [[1, 2]], "streams": [0]}, TypeError, "input_ids: expected a tensor of int"),
+        (
+            {"input_ids": torch.ones(2, 3) > 0},
+            TypeError,
+            "input_ids: expected a tensor of integers",
+        ),
+        ({"input_ids": torch.ones(1, 65).long()}, ValueError, "rows 0 .* model's context of 64"),
+        ({"input_ids": torch.tensor([[1], [VOCABULARY]])}, ValueError, "rows 1 outside 0 to 96"),
+        ({"input_ids": torch.tensor([[1, -1]])}, ValueError, "rows 0 outside 0 to 96"),
+        (
+            {"input_ids": torch.ones(1, 2).long(), "attention_mask": [[1, 1]]},
+            TypeError,
+            "attention_mask: expected a tensor",
+        ),
     ],
 )
 def test_a_write_that_fails_changes_nothing(arguments, error, message):
@@ -360,6 +397,16 @@ def test_limits_drop_the_texts_of_what_they_drop():
     found = kept.recall("a", top_k=4)
     assert sorted(text for text in found.texts[0] if text) == ["c", "d"]
     assert kept.nbytes()["texts"] == 2
+
+
+def test_a_label_that_is_no_utf8_is_counted_and_saved(tmp_path):
+    kept = memory()
+    before = kept.nbytes()["label_names"]
+    kept.write("a", labels=["\ud800b"])
+    assert kept.nbytes()["label_names"] == before + 2
+    kept.save_pretrained(tmp_path)
+    back = HiddenStateMemory.from_pretrained(tmp_path, llama(), Letters())
+    assert back.recall("a", top_k=1).labels == [["\ud800b"]]
 
 
 def test_nbytes_counts_labels_and_texts():
@@ -462,6 +509,40 @@ def test_another_model_layer_norm_or_pool_is_refused(tmp_path):
     ):
         load(tmp_path, llama(), Letters(), pool="last")
     assert load(tmp_path, llama(), Letters(), layer=3, norm="pre", pool="mean").origin.norm == "pre"
+
+
+def test_a_model_of_another_width_is_refused_at_once(tmp_path):
+    saved_memory(tmp_path)
+    wider = gpt2()
+    config = copy.deepcopy(wider.config)
+    config.n_embd = 2 * WIDTH
+    with pytest.raises(
+        ValueError, match=f"its dim is {WIDTH}, the model's states have {2 * WIDTH}"
+    ):
+        HiddenStateMemory.from_pretrained(
+            tmp_path, type(wider)(config).eval(), Letters(), check_weights=False
+        )
+
+
+def test_saving_again_mends_what_was_damaged(tmp_path):
+    kept = saved_memory(tmp_path)
+    (file,) = tmp_path.glob("memory-*/*.safetensors")
+    file.write_bytes(file.read_bytes()[:-3])
+    for _ in range(2):
+        kept.save_pretrained(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 2
+        back = HiddenStateMemory.from_pretrained(tmp_path, llama(), Letters())
+        assert same(whole(kept), whole(back))
+
+
+def test_texts_of_removed_items_are_not_saved(tmp_path):
+    kept = memory(keep_texts=True)
+    ids = kept.write(["in public", "a secret"]).ids
+    kept.memory.forget(ids[1:])  # not by way of `kept.forget`
+    kept.save_pretrained(tmp_path)
+    saved = (tmp_path / "hidden_states.json").read_text()
+    assert "in public" in saved
+    assert "secret" not in saved
 
 
 def test_the_last_layer_before_and_after_the_final_norm_are_not_mixed():

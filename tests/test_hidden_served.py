@@ -121,6 +121,20 @@ def test_vllm_files_that_do_not_fit_are_refused(tmp_path, replaced, message):
         read_vllm(file, LAYER_IDS)
 
 
+@pytest.mark.parametrize(
+    ("layer_ids", "error", "message"),
+    [
+        (3, TypeError, "layer_ids: expected a list of integers, got 3"),
+        ([1, 1.5, 4], ValueError, "layer_ids: expected integers from 0, got 1.5"),
+        ([-1, 3, 4], ValueError, "layer_ids: expected integers from 0, got -1"),
+    ],
+    ids=str,
+)
+def test_layer_ids_are_vllms(tmp_path, layer_ids, error, message):
+    with pytest.raises(error, match=message):
+        read_vllm(vllm_file(tmp_path / "a.safetensors"), layer_ids)
+
+
 def test_truncated_and_missing_files_raise(tmp_path):
     file = vllm_file(tmp_path / "1.safetensors")
     good = file.read_bytes()
@@ -233,6 +247,8 @@ def short(answer):
         (lambda a: a["meta_info"]["hidden_states"][0][2].pop(), "block 0 .* is not numbers"),
         (lambda a: a["meta_info"]["hidden_states"].__setitem__(1, "AAAA"), "block 1 .* not numbers"),
         (lambda a: a["meta_info"].pop("id"), "no request_id or id"),
+        (lambda a: a["meta_info"].pop("prompt_tokens"), "'a1': .* no number of prompt_tokens"),
+        (lambda a: a["meta_info"].update(completion_tokens=None), "no number of completion_tokens"),
     ],
 )  # fmt: skip
 def test_sglang_answers_that_do_not_fit_are_refused(spoil, message):
@@ -240,6 +256,12 @@ def test_sglang_answers_that_do_not_fit_are_refused(spoil, message):
     spoil(answer)
     with pytest.raises(ValueError, match=message):
         read_sglang(answer)
+
+
+def test_states_of_sglang_may_be_one_array():
+    blocks = sglang_answer(answer=(50,), kind=np.ndarray)["meta_info"]["hidden_states"]
+    served = read_sglang(sglang_answer(answer=(50,), hidden_states=np.stack(blocks)))
+    assert torch.equal(served.states, read_sglang(sglang_answer(answer=(50,))).states)
 
 
 def test_prompt_ids_must_be_as_many_as_were_counted():

@@ -141,13 +141,21 @@ def tokenise(
     ids = tokenizer([well_formed(text) for text in texts], verbose=False, **cut)["input_ids"]
     if empty := [at for at, tokens in enumerate(ids) if not tokens]:
         raise ValueError(f"texts: no tokens in those at {named(empty)}; leave them out")
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_of(model)
     if context and (long := [at for at, tokens in enumerate(ids) if len(tokens) > context]):
         raise ValueError(
             f"texts: those at {named(long)} are longer than the model's context of {context} "
             f"tokens; cut them with max_length={context}, or chunk them"
         )
     return ids
+
+
+def context_of(model: Any) -> int | None:
+    """The tokens that a model can read at once, as its config says; None where it does not."""
+    config: Any = getattr(model, "config", None)
+    if callable(getattr(config, "get_text_config", None)):
+        config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _opened(cache: str | Path | RowCache | None, name: str) -> Rows:

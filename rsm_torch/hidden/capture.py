@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -44,7 +45,9 @@ def capture(
     ```
 
     Forward hooks read the outputs; neither the model nor `model.forward` is changed, and no hook is
-    left when the block ends, however it ends. The `attention_mask` of each call says which tokens
+    left when the block ends, however it ends. What other threads run in the model is not seen; but
+    hooks are the model's own, and PyTorch may raise a RuntimeError in a thread that runs it while
+    another opens or closes a block: keep those apart by a lock. The `attention_mask` of each call says which tokens
     count, so that a text alone, padded on the left or on the right gives the same; without one,
     all count. (Models with learned absolute positions also need `position_ids` for left padding.)
 
@@ -120,6 +123,7 @@ class Captured(Mapping[Layer, Tensor]):
         self._stop, self._check = stop, check
         self._steps: dict[Layer, list[Tensor]] = {site.key: [] for site in sites}
         self._hooks: ExitStack | None = None
+        self._thread = 0
         self._depth = 0  # calls of the model or its decoder that have not returned
         self._attention: Tensor | None = None
         self._start(None)
@@ -132,8 +136,8 @@ class Captured(Mapping[Layer, Tensor]):
             late = [key for key in self._steps if key not in self._running]
             which = f": layers {named(late)} did not run" if self._running else ""
             raise RuntimeError(
-                f"layer {layer!r}: no forward has run in the block{which} (a compiled model runs "
-                "no hooks that were added later)"
+                f"layer {layer!r}: no forward has run in the block{which} (a block sees what its own "
+                "thread runs, and a compiled model runs no hooks that were added later)"
             )
         if len({step.shape[1:] for step in steps}) > 1:
             raise ValueError(
@@ -170,6 +174,12 @@ class Captured(Mapping[Layer, Tensor]):
         """How often the layers have run."""
         return len(next(iter(self._steps.values())))
 
+    @property
+    def here(self) -> bool:
+        """Whether this thread is the one that entered the block, and so the one whose forwards are
+        read: hooks run in all."""
+        return threading.get_ident() == self._thread
+
     def clear(self) -> None:
         """Forget what was captured; a loop that runs long should, once it has used it."""
         for steps in self._steps.values():
@@ -186,12 +196,14 @@ class Captured(Mapping[Layer, Tensor]):
         """Call the model; with stop=True the call ends early and gives None.
 
         Raises:
-            RuntimeError: outside of the block.
+            RuntimeError: outside of the block, or in another thread than entered it.
         """
         if self._hooks is None:
             raise RuntimeError(
                 "run: the block has ended, or was not entered: use `with capture(…)`"
             )
+        if not self.here:
+            raise RuntimeError("run: another thread entered this block; enter one here")
         try:
             return self._model(*args, **kwargs)
         except _Stopped as stopped:
@@ -202,6 +214,7 @@ class Captured(Mapping[Layer, Tensor]):
     def __enter__(self) -> Captured:
         if self._hooks is not None:
             raise RuntimeError("capture: its block is already open; make another capture")
+        self._thread = threading.get_ident()
         with ExitStack() as hooks:
             for module in self._callers():
                 handle = module.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -242,7 +255,9 @@ class Captured(Mapping[Layer, Tensor]):
         self._attention = attention
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = _attention_mask(module, args, kwargs)
+        if not self.here:
+            return
+        found = argument(module, "attention_mask", args, kwargs)
         if self._depth == 0 or module is self._model:
             self._start(found)
             self._depth = 0  # even if an interrupt left it higher
@@ -251,12 +266,16 @@ class Captured(Mapping[Layer, Tensor]):
         self._depth += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.here:
+            return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._attention, self._counted = None, {}
 
     def _reader(self, site: Site) -> Any:
         def read(module: nn.Module, args: Any, output: Any) -> None:
+            if not self.here:
+                return
             states = _states(output, site)
             if self._depth == 0:  # a layer called by itself
                 self._counted = {}
@@ -292,15 +311,18 @@ class Captured(Mapping[Layer, Tensor]):
             raise _Stopped(self)
 
 
-def _attention_mask(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+def argument(
+    module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
-    """The `attention_mask` a call was given, by name or by position."""
-    found = kwargs.get("attention_mask")
+    """What a call was given as `name`, by name or by position, if it is a tensor. Of masks by kind
+    of attention, the first: none of them tells padding, and as no mask all tokens would count."""
+    found = kwargs.get(name)
     if found is None and args:
         names = list(inspect.signature(module.forward).parameters)
-        place = names.index("attention_mask") if "attention_mask" in names else len(args)
+        place = names.index(name) if name in names else len(args)
         found = args[place] if place < len(args) else None
+    if isinstance(found, Mapping):
+        found = next((one for one in found.values() if isinstance(one, Tensor)), None)
     return found if isinstance(found, Tensor) else None
 
 

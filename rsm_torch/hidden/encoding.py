@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rsm_torch.cache import RowCache
 from rsm_torch.checks import named
-from rsm_torch.hidden.activations import activations, input_device, padded, tokenise
+from rsm_torch.hidden.activations import activations, context_of, input_device, padded, tokenise
 from rsm_torch.hidden.capture import capture
 from rsm_torch.hidden.layers import find_sites
 from rsm_torch.hidden.origin import Origin
@@ -66,7 +66,7 @@ class Encoder:
         Raises:
             TypeError, ValueError: as `activations`.
         """
-        self._check_model()
+        self.check_model()
         if self.tokenizer is None:
             raise ValueError("texts: this memory was made without a tokenizer; pass input_ids")
         origin = self.origin
@@ -95,13 +95,12 @@ class Encoder:
             TypeError, ValueError: what is not [n, T] of integers with a mask of that shape; a row
                 without tokens; states that are not finite.
         """
-        self._check_model()
-        if not isinstance(input_ids, Tensor) or input_ids.is_floating_point():
-            raise TypeError(f"input_ids: expected a tensor of integers, got {input_ids!r:.80}")
-        if input_ids.dim() != 2 or input_ids.numel() == 0:
-            raise ValueError(f"input_ids: expected [rows, tokens], got {tuple(input_ids.shape)}")
+        self.check_model()
+        input_ids = as_token_ids(input_ids)
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
+        if not isinstance(attention_mask, Tensor):
+            raise TypeError(f"attention_mask: expected a tensor, got {attention_mask!r:.80}")
         if attention_mask.shape != input_ids.shape:
             raise ValueError(
                 f"attention_mask: expected {tuple(input_ids.shape)} as input_ids, got "
@@ -114,6 +113,7 @@ class Encoder:
         if not bool(mask[:, 0].all()):
             empty = (mask[:, 0] == 0).nonzero()[:, 0].tolist()
             raise ValueError(f"attention_mask: no token counts in rows {named(empty)}")
+        self._check_tokens(ids, mask)
         for start in range(0, len(ids), self.batch_size):
             rows = slice(start, start + self.batch_size)
             states = self._forward(input_ids=ids[rows], attention_mask=mask[rows])
@@ -137,9 +137,25 @@ class Encoder:
             for row, mask in zip(rows, masks, strict=True)
         ]
 
-    def _check_model(self) -> None:
+    def check_model(self) -> None:
+        """Raises ValueError for a model in training mode."""
         if self.model.training:
             raise ValueError("model: is in training mode, with dropout; call model.eval()")
+
+    def _check_tokens(self, ids: Tensor, mask: Tensor) -> None:
+        """Raises ValueError for rows longer than the context, and tokens the model does not know:
+        on a GPU those would end the process's use of it."""
+        context = context_of(self.model)
+        if context and (long := (mask.sum(1) > context).nonzero()[:, 0].tolist()):
+            raise ValueError(
+                f"input_ids: rows {named(long)} are longer than the model's context of {context} tokens"
+            )
+        table = getattr(self.model, "get_input_embeddings", lambda: None)()
+        known = getattr(table, "num_embeddings", None)
+        if known and (wrong := ((ids < 0) | (ids >= known)).any(1).nonzero()[:, 0].tolist()):
+            raise ValueError(
+                f"input_ids: tokens in rows {named(wrong)} outside 0 to {known - 1}, the vocabulary"
+            )
 
     def _forward(self, **batch: Tensor) -> Tensor:
         layer, pool = self.origin.layer, self.origin.pool
@@ -169,4 +185,14 @@ def _right_padded(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     model; nothing is read back from the device."""
     mask = (mask != 0).to(torch.int64)
     order = (1 - mask).argsort(dim=1, stable=True)
-    return ids.gather(1, order), mask.gather(1, order)
+    ids, mask = ids.gather(1, order), mask.gather(1, order)
+    return ids * mask, mask  # what stands in padding, such as -100, may be no token
+
+
+def as_token_ids(ids: object) -> Tensor:
+    """`ids`, if they are integers [n, T] of at least one row. Raises TypeError or ValueError."""
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise TypeError(f"input_ids: expected a tensor of integers, got {ids!r:.80}")
+    if ids.dim() != 2 or ids.numel() == 0:
+        raise ValueError(f"input_ids: expected [rows, tokens], got {tuple(ids.shape)}")
+    return ids

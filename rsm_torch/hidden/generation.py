@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rsm_torch.checks import as_slots
-from rsm_torch.hidden.capture import Captured, capture
+from rsm_torch.hidden.capture import Captured, argument, capture
 from rsm_torch.hidden.encoding import check_finite
 from rsm_torch.hidden.layers import find_decoder
 from rsm_torch.hidden.origin import Origin
@@ -139,7 +138,8 @@ class Generating:
                 if self.rows is None:
                     raise RuntimeError(
                         f"while_generating: layer {self._origin.layer!r} did not run in the block "
-                        "(a compiled model runs no hooks that were added later)"
+                        "(which sees what its own thread runs; and a compiled model runs no hooks "
+                        "that were added later)"
                     )
                 self._flush()
         finally:
@@ -147,10 +147,12 @@ class Generating:
 
     def _follow(self, acts: Captured) -> Any:
         def follow(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            (states,) = acts.steps(self._origin.layer)
+            if not acts.here:
+                return
+            states = acts.steps(self._origin.layer)[-1]  # a forward that failed may have left one
             acts.clear()
-            tokens = _argument(module, "input_ids", args, kwargs)
-            mask = _argument(module, "attention_mask", args, kwargs)
+            tokens = argument(module, "input_ids", args, kwargs)
+            mask = argument(module, "attention_mask", args, kwargs)
             if self.rows is None:
                 self._begin(states, tokens, mask)
             else:
@@ -251,18 +253,6 @@ class Generating:
                 }
             )
         self._texts.clear()
-
-
-def _argument(
-    module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor | None:
-    """What a call was given as `name`, by name or by position, if it is a tensor."""
-    found = kwargs.get(name)
-    if found is None and args:
-        names = list(inspect.signature(module.forward).parameters)
-        place = names.index(name) if name in names else len(args)
-        found = args[place] if place < len(args) else None
-    return found if isinstance(found, Tensor) else None
 
 
 def _ends(model: nn.Module, tokenizer: Any) -> list[int]:

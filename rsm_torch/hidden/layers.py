@@ -108,7 +108,8 @@ def find_sites(
 
     Raises:
         TypeError: a layer that is neither an integer nor a name.
-        ValueError: one that is not there, none at all, or norm="post" for others than the last.
+        ValueError: one that is not there, none at all, norm="post" for others than the last, or a
+            decoder layer that is also another one.
     """
     if norm not in ("pre", "post"):
         raise ValueError(f"norm: expected 'pre' or 'post', got {norm!r}")
@@ -116,6 +117,8 @@ def find_sites(
     called: dict[Layer, Layer] = {}
     for asked in _listed(model, layers):
         site = _site(model, asked)
+        if site.norm == "pre":
+            _refuse_shared(find_decoder(model), site)
         if norm == "post":
             site = _after_final_norm(model, site)
         sites[site.key] = site
@@ -199,6 +202,15 @@ def _site(model: nn.Module, asked: Layer) -> Site:
             if site.module is modules[asked]:
                 return site
     return Site(asked, asked, modules[asked], None)
+
+
+def _refuse_shared(decoder: Decoder, site: Site) -> None:
+    same = [at for at, layer in enumerate(decoder.layers) if layer is site.module]
+    if len(same) > 1:
+        raise ValueError(
+            f"layers: {site.key} cannot be told from others, since {', '.join(map(str, same))} of "
+            f"{decoder.name} are one module"
+        )
 
 
 def _after_final_norm(model: nn.Module, site: Site) -> Site:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rsm_torch.cache import RowCache
 from rsm_torch.calibrate import Calibration, calibrate_tau, choose
 from rsm_torch.config import RSMConfig
-from rsm_torch.hidden.encoding import Encoder
+from rsm_torch.hidden.encoding import Encoder, as_token_ids
 from rsm_torch.hidden.generation import Generating
 from rsm_torch.hidden.given import GivenStates
 from rsm_torch.hidden.layers import Layer
@@ -162,12 +162,16 @@ class HiddenStateMemory(GivenStates):
             )  # fmt: skip
         elif config is not None and calibration is not None and self._store is not None:
             config = replace(config, tau=calibration.tau)
-        if width is not None and config is not None and config.dim != width:
-            raise ValueError(f"config: its dim is {config.dim}, the model's states have {width}")
-        streams, device, backend = self._place
         assert config is not None
+        self._check_width(config)
+        streams, device, backend = self._place
         memory = StreamMemory(config, streams, device, backend, calibration)
         self._store = Store(memory, texts={} if self._keeps_texts else None)
+
+    def _check_width(self, config: RSMConfig) -> None:
+        width = self._encoder.width
+        if width is not None and config.dim != width:
+            raise ValueError(f"config: its dim is {config.dim}, the model's states have {width}")
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -231,6 +235,7 @@ class HiddenStateMemory(GivenStates):
         texts are, as soon as the last of them has been through the model. What is left when the
         block ends makes the last item. A token that ends a row is in no item, and neither is the
         very last token, which no forward has read. Items written before an exception stay.
+        The thread that enters the block must be the one that generates.
 
         Args:
             streams: a slot for each row, distinct; None: 0 … rows - 1.
@@ -240,7 +245,9 @@ class HiddenStateMemory(GivenStates):
             ends: token ids that end a row; None: the end and padding tokens of the model's
                 generation config and of the tokenizer. Say which, if you tell generate others.
             check: refuse states that are not finite, which waits for the device at each item.
-                Without it such items are left out. Limits, such as `max_atoms`, wait as well.
+                Without it such items are left out. The write itself waits wherever
+                `StreamMemory.reserve` does not say otherwise: for limits, and for members that
+                are not held as floating point rows, as by default.
 
         Raises:
             TypeError, ValueError: arguments that do not fit. Within generate: another number of
@@ -249,6 +256,7 @@ class HiddenStateMemory(GivenStates):
             RuntimeError: there is no threshold yet; at the end, no layer has run.
         """
         encoder = self._encoder
+        encoder.check_model()
         return Generating(
             encoder.model, encoder.tokenizer, self.origin, self._ready, streams, every, prompt,
             labels, ends, check,
@@ -327,6 +335,7 @@ class HiddenStateMemory(GivenStates):
         kept.check_same(memory.origin, check_weights)
         _, place, backend = memory._place
         tensors = StreamMemory.from_pretrained(saved.place, place, backend)
+        memory._check_width(tensors.config)
         memory._config, memory._keeps_texts = tensors.config, saved.texts is not None
         memory._place = (tensors.streams, place, backend)
         memory._store = Store(tensors, saved.labels, saved.texts)
@@ -340,5 +349,7 @@ def _number(texts: Texts, ids: Tensor | None, mask: Tensor | None) -> int:
     if texts is not None:
         if mask is not None:
             raise TypeError("attention_mask: goes with input_ids, not with texts")
+        if not hasattr(texts, "__len__"):
+            raise TypeError(f"texts: expected a list of strings, got {texts!r:.80}")
         return 1 if isinstance(texts, str) else len(texts)
-    return len(ids) if isinstance(ids, Tensor) and ids.dim() else 0
+    return len(as_token_ids(ids))

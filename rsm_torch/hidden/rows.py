@@ -85,10 +85,13 @@ def _slot(value: Any) -> int:
 
 
 def per_item(values: Any, name: str, n: int, dtype: torch.dtype) -> Tensor | None:
-    """[n] numbers, or None. Raises ValueError for another number of them."""
+    """[n] numbers, or None. Raises TypeError for what is none, ValueError for more or fewer."""
     if values is None:
         return None
-    found = torch.as_tensor(values)
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected numbers, got {values!r:.80}") from error
     if found.shape != (n,):
         raise ValueError(f"{name}: expected one for each of {n} items, got {tuple(found.shape)}")
     if dtype == torch.int64 and (found.is_floating_point() or found.dtype == torch.bool):

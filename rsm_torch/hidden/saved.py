@@ -44,11 +44,15 @@ def save(folder: Path, store: Store, origin: Origin) -> None:
         store.memory.save_pretrained(work)
         digest = hashlib.sha256((work / "config.json").read_bytes()).hexdigest()
         place = folder / f"memory-{digest[:16]}"
+        if place.exists() and not _alike(work, place):  # damaged since it was saved
+            place = folder / f"{place.name}-{uuid.uuid4().hex[:8]}"
         if not place.exists():
             os.replace(work, place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    texts = None if store.texts is None else {str(at): t for at, t in store.texts.items()}
+    texts, held = None, set(store.memory.bank.ids.flatten().tolist())
+    if store.texts is not None:  # of what was removed by way of `memory`, none
+        texts = {str(at): text for at, text in store.texts.items() if at in held}
     about: dict[str, Any] = {
         "kind": KIND,
         "format": FORMAT,
@@ -62,6 +66,14 @@ def save(folder: Path, store: Store, origin: Origin) -> None:
     for old in (*folder.glob("memory-*"), *folder.glob(".memory-*")):
         if old != place:
             shutil.rmtree(old)
+
+
+def _alike(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same files with the same contents."""
+    names = sorted(file.name for file in one.iterdir())
+    return names == sorted(file.name for file in other.iterdir()) and all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in names
+    )
 
 
 def load(folder: Path) -> Saved:

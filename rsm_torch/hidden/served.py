@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -89,6 +90,10 @@ def read_vllm(
         FileNotFoundError: no such file.
         ValueError: a file that is truncated or something else; lengths that do not match.
     """
+    if isinstance(layer_ids, str) or not hasattr(layer_ids, "__len__"):
+        raise TypeError(f"layer_ids: expected a list of integers, got {layer_ids!r:.80}")
+    if wrong := [k for k in layer_ids if not hasattr(k, "__index__") or operator.index(k) < 0]:
+        raise ValueError(f"layer_ids: expected integers from 0, got {named(wrong)}")
     expected = None if tokens is None else [torch.as_tensor(tokens).flatten().tolist()]
     path = source
     if not isinstance(source, (str, Path)):
@@ -122,7 +127,7 @@ def read_vllm(
         )
     if expected is not None:
         _check_tokens(ids.tolist(), expected, file)
-    layers = tuple(EMBEDDINGS if k == 0 else int(k) - 1 for k in layer_ids)
+    layers = tuple(operator.index(k) - 1 if k else EMBEDDINGS for k in layer_ids)
     return ServedStates(request_id or file.stem, ids, states, layers, "pre")
 
 
@@ -204,18 +209,19 @@ def read_sglang(
 
 def _sglang(response: Any, prompt_ids: Any) -> ServedStates:
     meta = _field(response, "meta_info")
-    if not isinstance(meta, Mapping) or not meta.get("hidden_states"):
+    found = meta.get("hidden_states") if isinstance(meta, Mapping) else None
+    if found is None or len(found) == 0:
         raise ValueError(
             "response: no hidden_states in its meta_info; start the engine with "
             "enable_return_hidden_states=True and ask with return_hidden_states=True"
         )
     name = _request_id(response)
-    states = _blocks(meta["hidden_states"], name)
-    prompt, made = int(meta["prompt_tokens"]), int(meta["completion_tokens"])
+    states = _blocks(found, name)
+    prompt, made = (_count(meta, what, name) for what in ("prompt_tokens", "completion_tokens"))
     fed = prompt + max(made - 1, 0)
     ids = _sglang_tokens(response, prompt_ids, prompt, made, name)
-    last_alone = len(states) == 1 and fed > 1 and len(meta["hidden_states"]) == 1
-    one = torch.as_tensor(meta["hidden_states"][0]).dim() == 1 if last_alone else False
+    last_alone = len(states) == 1 and fed > 1 and len(found) == 1
+    one = torch.as_tensor(found[0]).dim() == 1 if last_alone else False
     if one:
         ids = ids[-1:]
     elif len(states) != fed:
@@ -227,6 +233,15 @@ def _sglang(response: Any, prompt_ids: Any) -> ServedStates:
             + ": run the engine with disable_radix_cache=True and chunked_prefill_size=-1"
         )
     return ServedStates(name, ids, states[:, None], (FINAL,), "post")
+
+
+def _count(meta: Mapping[str, Any], what: str, name: str) -> int:
+    try:
+        return int(meta[what])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"request {name!r}: its meta_info has no number of {what}, but {meta.get(what)!r:.80}"
+        ) from error
 
 
 def _blocks(blocks: Any, name: str) -> Tensor:

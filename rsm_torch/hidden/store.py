@@ -125,7 +125,9 @@ class Store:
             if self.texts
             else 0
         )
-        size["label_names"] = sum(len(str(name).encode()) for name in self.labels.names)
+        size["label_names"] = sum(
+            len(str(name).encode("utf-8", "replace")) for name in self.labels.names
+        )
         size["total"] += size["texts"] + size["label_names"]
         return size
 
