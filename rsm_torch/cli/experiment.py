@@ -38,6 +38,7 @@ Seeds = Annotated[str, typer.Option(help="Deal and order the questions; may be s
 Limit = Annotated[
     int | None, typer.Option(help="Questions of each subject, for a quick look; 100 unless told.")
 ]
+Workers = Annotated[int, typer.Option(help="Processes that share the work.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for results.json, table.md and plots.")]
 Report = Annotated[
     Path | None, typer.Option(help="Write the table as this Markdown file too, plots beside it.")
@@ -59,7 +60,7 @@ def matched_bytes(
     ] = "64,31.5,16,4,1",
     order: Annotated[str, typer.Option(help="Items arrive shuffled or sequential.")] = "shuffled",
     methods: Annotated[str, typer.Option(help="Names of memories, or all.")] = "all",
-    workers: Annotated[int, typer.Option(help="Processes that share the work.")] = 2,
+    workers: Workers = 2,
     limit: Limit = None,
     out: Out = None,
     report: Report = None,
@@ -71,8 +72,6 @@ def matched_bytes(
     from rsm_torch.experiments import plots
     from rsm_torch.experiments.mmlu_data import FORMS
 
-    if workers < 1:
-        raise CommandError(f"--workers: expected at least 1, got {workers}")
     if order not in ("shuffled", "sequential"):
         raise CommandError(f"--order: expected shuffled or sequential, got {order!r}")
     given = {} if methods == "all" else {"methods": tuple(_parts(methods))}
@@ -86,7 +85,7 @@ def matched_bytes(
         return reporting.report(results, plot), {plot: plots.recall_by_bytes(results)}
 
     options = {"--ladder": ladder, "--order": order, "--methods": methods}
-    asked = Asked(data, model, subjects, layers, pools, seeds, limit, out, report, as_json)
+    asked = Asked(data, model, subjects, layers, pools, seeds, workers, limit, out, report, as_json)
     _run("matched-bytes", asked, options, work, told, tuple(FORMS))
 
 
@@ -104,6 +103,7 @@ def mmlu_sequential(
     full: Annotated[
         bool, typer.Option("--full", help=f"Layers {FULL_LAYERS} with mean and last.")
     ] = False,
+    workers: Workers = 2,
     limit: Limit = None,
     out: Out = None,
     report: Report = None,
@@ -121,13 +121,13 @@ def mmlu_sequential(
     )
 
     def work(captured: Captured, pools: Pools, splits: list[Split], eta: Eta) -> dict[str, Any]:
-        return running.run(captured, pools, splits, settings, eta)
+        return running.run(captured, pools, splits, settings, eta, workers)
 
     def told(results: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
         return reporting.report(results), reporting.pictures(results)
 
     options = {"--ranks": ranks, "--storages": storages}
-    asked = Asked(data, model, subjects, layers, pools, seeds, limit, out, report, as_json)
+    asked = Asked(data, model, subjects, layers, pools, seeds, workers, limit, out, report, as_json)
     _run("mmlu-sequential", asked, options, work, told, ())
 
 
@@ -141,6 +141,7 @@ class Asked:
     layers: str
     pools: str
     seeds: str
+    workers: int
     limit: int | None
     out: Path | None
     report: Path | None
@@ -177,6 +178,8 @@ def _run(
     from rsm_torch.experiments.mmlu_states import capture_states
 
     layers = _wholes("--layers", asked.layers, signed=True)
+    if asked.workers < 1:
+        raise CommandError(f"--workers: expected at least 1, got {asked.workers}")
     made = mmlu_data.make_pools(_mmlu(asked.data), asked.subjects, *_sizes(asked.limit))
     splits = [mmlu_data.deal(made, seed) for seed in _wholes("--seeds", asked.seeds)]
     if asked.out is not None:
