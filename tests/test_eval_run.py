@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_support import Words
 from eval_support import Newest, Ranking, contents, made_prepared, plan, run_into
 
+from rsm_torch.baselines.agentic.memory_bank import MemoryBank
 from rsm_torch.eval import run as running
 from rsm_torch.eval.judges import Verdict
+from rsm_torch.eval.judges.protocol import NO_ANSWER
 from rsm_torch.eval.manifest import ManifestError, read, settle
 from rsm_torch.eval.readers import Answer, Failure
 from rsm_torch.eval.run_folder import Lines, RunFolder, read_lines
@@ -182,6 +185,60 @@ def test_a_resumed_memory_is_written_in_the_same_portions(tmp_path, monkeypatch)
     assert [sum(some.values()) for some in made[-1].writes] == [12, 12, 15]
 
 
+class Heeding(Newest):
+    """Counts what it was asked before a write, and forgets as many of the oldest chunks."""
+
+    heeds_questions = True
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.asked: set[str] = set()
+
+    def observe(self, chunks):
+        super().observe(chunks)
+        for stream in chunks:
+            self.held[stream] = self.held[stream][len(self.asked) :]
+
+    def context(self, query, max_tokens):
+        self.asked.add(query.id)
+        return super().context(query, max_tokens)
+
+
+@pytest.mark.parametrize("cut", [4, 8, 12, 22])
+def test_questions_that_a_memory_heeds_are_asked_again(tmp_path, cut, monkeypatch):
+    monkeypatch.setattr(running, "SLICE", 2)
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    work = plan(lambda name, seed: Heeding(seed), budgets=(16, 1000))
+    run_into(whole, work)
+    part.mkdir()
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (part / "results.jsonl").write_bytes(b"".join(lines[:cut]))
+    run_into(part, work)
+    assert contents(part) == contents(whole)
+
+
+def test_a_memory_bank_that_was_killed_goes_on_as_if_unbroken(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "SLICE", 2)
+    words = Words()
+
+    def make(name, seed):
+        return MemoryBank(
+            lambda messages: "Nothing much happened.", words.encode, words.tokenizer, seed,
+            top_k=5, chunks_per_day=1,
+        )  # fmt: skip
+
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    work = plan(make, budgets=(1000,), seeds=(3,))  # one by which what is kept differs
+    run_into(whole, work)
+    part.mkdir()
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (part / "results.jsonl").write_bytes(
+        b"".join(lines[:10])
+    )  # 6 early questions, 3, then the last
+    run_into(part, work)
+    assert contents(part) == contents(whole)
+
+
 def test_lines_cut_torn_ends_and_keep_what_json_cannot_say_plainly(tmp_path):
     file = tmp_path / "lines.jsonl"
     lines = Lines(file)
@@ -319,7 +376,9 @@ class Length:
 
     def judge(self, cases):
         return [
-            Verdict(None, Failure("NoVerdict", "nonsense")) if case.question.text.endswith("2?")
+            Verdict(None, NO_ANSWER) if case.answer is None
+            else Verdict(None, Failure("NoVerdict", "nonsense"))
+            if case.question.text.endswith("2?")
             else Verdict(float(len(case.answer)), seconds=0.125) for case in cases
         ]  # fmt: skip
 
@@ -348,6 +407,38 @@ def test_answers_scores_costs_and_whose_failure_it_was(tmp_path):
     assert (first["reader_s"], first["cost"]) == (4 * 0.5 + 1.0, 4 * 0.25)
     assert (first["prompt_tokens"], first["completion_tokens"]) == (50, 8)
     assert first["judge_s"] == 3 * 0.125
+
+
+class Shown:
+    """Scores what was shown, not what was answered; of one question by what is no number."""
+
+    name = "shown"
+
+    def judge(self, cases):
+        return [
+            Verdict(
+                float("nan") if case.question.text.endswith(" 1?") else float(len(case.context))
+            )
+            for case in cases
+        ]
+
+    def describe(self):
+        return {"judge": "shown"}
+
+
+@pytest.mark.parametrize("judges", [(Length(), Shown()), (Shown(), Length())])
+def test_judges_do_not_depend_on_each_other_nor_all_on_an_answer(tmp_path, judges):
+    prepared = made_prepared(1)
+    object.__setattr__(prepared, "dataset", "plain")
+    run_into(tmp_path, plan(reader=Echo(), judges=judges, budgets=(60,)), prepared)
+    by_id = {r["question"]: r for r in results(tmp_path)}
+    unread, unjudged, no_number = by_id["e0-q3"], by_id["e0-q2"], by_id["e0-q0"]
+    assert (unread["error"]["stage"], unread["scores"]["length"]) == ("read", None)
+    assert unread["scores"]["shown"] > 0
+    assert (unjudged["error"]["type"], unjudged["scores"]["length"]) == ("NoVerdict", None)
+    assert unjudged["scores"]["shown"] > 0
+    assert (no_number["error"]["type"], no_number["scores"]["shown"]) == ("NotFinite", None)
+    assert no_number["scores"]["length"] == 2.0
 
 
 def test_a_reader_that_breaks_is_recorded_for_its_batch(tmp_path):

@@ -335,6 +335,13 @@ def test_too_long_and_without_a_reference(local):
     assert LikelihoodJudge(local, "plain").judge([]) == []
 
 
+def test_a_lone_surrogate_in_a_reference_leaves_the_others_alone(local):
+    cases = [scored("ok"), scored("a\ud800", "b\udc80"), scored("a\ufffd", "b\ufffd")]
+    fine, odd, same = LikelihoodJudge(local, "plain").judge(cases)
+    assert fine.error is None
+    assert odd.score == same.score
+
+
 def test_likelihoods_are_kept_on_disk(local, tmp_path, monkeypatch):
     file = tmp_path / "deep" / "scores"
     cases = [scored("a"), scored("b"), scored("a")]

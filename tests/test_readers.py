@@ -89,7 +89,7 @@ def remote(url: str, **options):
 def test_answers_come_in_order_with_tokens_and_cost():
     def answer(body, number):
         text = body["messages"][-1]["content"]
-        return Reply(completion(text.upper(), 100 * len(text), 7), wait=0.2 / len(text))
+        return Reply(completion(text.upper(), 100 * len(text), 7), wait=1.0 / len(text))
 
     with stub_server(answer) as stub:
         reader = remote(stub.url, prices={"stub": Price(2.0, 10.0), "other": Price(1, 1)})
@@ -97,7 +97,7 @@ def test_answers_come_in_order_with_tokens_and_cost():
     assert [one.text for one in answers] == ["A", "BBBB", "CC"]
     assert [one.prompt_tokens for one in answers] == [100, 400, 200]
     assert answers[1].cost == pytest.approx((400 * 2 + 7 * 10) / 1e6)
-    assert answers[0].seconds >= 0.2 > answers[1].seconds > 0
+    assert answers[0].seconds >= 1.0 > answers[1].seconds > 0  # each its own
     sent = {body["messages"][0]["content"]: body for body in stub.requests}
     assert sent["a"]["path"] == "/v1/chat/completions"
     assert sent["a"]["authorization"] == "Bearer test-key"
@@ -171,6 +171,15 @@ def test_the_time_limit_holds_for_all_tries_together():
 def test_a_server_that_is_not_there():
     answer = remote("http://127.0.0.1:9/v1", retries=0).answer([ask("a")])[0]
     assert answer.error.type == "APIConnectionError"
+    assert answer.error.message.startswith("http://127.0.0.1:9/v1/: Connection error. (")
+
+
+def test_what_is_no_url_is_refused_before_any_work(monkeypatch):
+    with pytest.raises(ValueError, match=r"reader: expected a base URL .* got 'localhost:9/v1'"):
+        remote("localhost:9/v1")
+    monkeypatch.setenv("OPENAI_BASE_URL", "127.0.0.1:9")
+    with pytest.raises(ValueError, match="OPENAI_BASE_URL"):
+        make_reader("openai:stub")
 
 
 def test_equal_prompts_are_asked_once_and_kept_on_disk(tmp_path):

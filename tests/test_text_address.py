@@ -164,3 +164,11 @@ def test_three_quarters_of_real_questions_name_a_step(data_folder):
     rough = re.compile(r"\b(?:steps?|turns?)\W{0,3}\d", re.I)
     missed = [q for q in questions if rough.search(q) and not addresses(q)]
     assert len(missed) <= 2
+
+
+def test_a_query_of_a_thousand_steps_takes_no_longer_than_its_length():
+    # Once it took the square of it: minutes for this one.
+    query = "between steps 3 and 5, after step 9, " * 5000
+    found = addresses(query)
+    assert found.steps == ((3, 5), (9, 9))
+    assert found.near == {10}

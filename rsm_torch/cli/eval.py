@@ -14,6 +14,7 @@ from rsm_torch.cli.output import print_json, stderr, stdout
 if TYPE_CHECKING:
     from rich.table import Table
 
+MOST_SEED = 2**32 - 1  # of numpy and scikit-learn
 DTYPES = ("float32", "float16", "bfloat16")
 COLUMNS = ("evidence", "coverage", "tokens", "groups", "KB", "write s", "read ms")
 
@@ -84,11 +85,11 @@ def evaluate(
         data=data,
         methods=methods,
         budgets=_whole("--budgets", budgets, least=1),
-        seeds=_whole("--seeds", seeds, least=0),
+        seeds=_whole("--seeds", seeds, least=0, most=MOST_SEED),
         limit=limit,
         sample=sample,
         reader=reader,
-        judges=[] if judge.strip() == "none" else [part.strip() for part in judge.split(",")],
+        judges=[] if judge.strip() == "none" else _parts(judge),
         chat=chat,
         tau=tau,
         embedder=embedder,
@@ -102,6 +103,7 @@ def evaluate(
     for name, value in (("--limit", limit), ("--sample", sample)):
         if value is not None and value < 1:
             raise CommandError(f"{name}: expected at least 1, got {value}")
+    _check_device(device)
     if out is not None and out.exists() and not out.is_dir():
         raise CommandError(f"--out: {out} is a file, expected a folder")
     with Eta() as eta:
@@ -116,7 +118,10 @@ def evaluate(
     stdout().print(table(lines))
     failed = sum(line["errors"] for line in lines)
     if failed:
-        note = f"{failed} of the lines have an error; see {ready.folder / 'results.jsonl'}"
+        note = (
+            f"{failed} of the lines have an error; see {ready.folder / 'results.jsonl'}. They stand: "
+            "to ask again, give another --out; answers that came are kept and cost nothing"
+        )
         stderr().print(note, markup=False, soft_wrap=True)
 
 
@@ -154,11 +159,28 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _whole(option: str, given: str, least: int) -> list[int]:
-    parts = [part.strip() for part in given.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        why = str(error).splitlines()[0]
+        raise CommandError(f"--device: cannot use {device!r} here ({why})") from error
+
+
+def _parts(given: str) -> list[str]:
+    """What stands between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in given.split(",")))
+
+
+def _whole(option: str, given: str, least: int, most: int | None = None) -> list[int]:
+    parts = _parts(given)
+    plain = all(part.isascii() and part.isdigit() for part in parts)
+    if not plain or not all(least <= int(part) <= (most or int(part)) for part in parts):
+        upto = "" if most is None else f" and at most {most}"
         raise CommandError(
-            f"{option}: expected whole numbers of at least {least}, separated by commas, "
-            f"got {given!r}"
+            f"{option}: expected whole numbers of at least {least}{upto}, separated by commas, "
+            f"got {given!r:.80}"
         )
     return list(dict.fromkeys(map(int, parts)))

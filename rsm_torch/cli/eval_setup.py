@@ -23,6 +23,7 @@ from rsm_torch.eval.readers.protocol import NoReader, Reader
 from rsm_torch.eval.run import Plan
 
 HELD_OUT = 10  # episodes after the limit that the threshold is calibrated on
+ANSWER_TOKENS, NOTE_TOKENS = 256, 1024  # of an answer; of what memories have a model write
 RUNS = Path("runs")
 
 
@@ -157,8 +158,8 @@ def _models(dataset: str, request: Request) -> tuple[Reader, list[Judge], Reader
                 )
     local: dict[str, Any] = {"device": request.device, "dtype": request.dtype}
     reader, chat = (
-        make_reader(spec, cache=_replies(replies, spec), prices=prices, **local)
-        for spec in (request.reader, request.chat)
+        make_reader(spec, cache=_replies(replies, spec), prices=prices, max_tokens=most, **local)
+        for spec, most in ((request.reader, ANSWER_TOKENS), (request.chat, NOTE_TOKENS))
     )
     judges = [make_judge(spec, dataset, cache=replies, **local) for spec in request.judges]
     return reader, judges, None if isinstance(chat, NoReader) else chat

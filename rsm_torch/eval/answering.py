@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rsm_torch.eval.datasets import Question
@@ -36,8 +37,8 @@ class Outcome:
 def answer(
     dataset: str, shown: Sequence[Shown], reader: Reader, judges: Sequence[Judge]
 ) -> list[Outcome]:
-    """One outcome for each of `shown`, in order. Judges see all that was answered, and, for those
-    that need no answer, all that was shown."""
+    """One outcome for each of `shown`, in order. Every judge sees all of them, whatever became of
+    the answer or another judge: some need no answer."""
     outcomes = [Outcome(scores=dict.fromkeys(judge.name for judge in judges)) for _ in shown]
     if not isinstance(reader, NoReader):
         for outcome, reading in zip(outcomes, _read(dataset, shown, reader), strict=True):
@@ -58,21 +59,28 @@ def _read(dataset: str, shown: Sequence[Shown], reader: Reader) -> list[Answer]:
 
 
 def _judge(judge: Judge, shown: Sequence[Shown], outcomes: Sequence[Outcome]) -> None:
-    asked = [place for place, outcome in enumerate(outcomes) if outcome.error is None]
     cases = [
-        Case(one.question, outcomes[place].answer, one.context, one.about)
-        for place in asked
-        for one in (shown[place],)
+        Case(one.question, outcome.answer, one.context, one.about)
+        for one, outcome in zip(shown, outcomes, strict=True)
     ]
     try:
         verdicts = judge.judge(cases) if cases else []
     except FAILURES as error:
         verdicts = [Verdict(None, failure(error)) for _ in cases]
-    for place, verdict in zip(asked, verdicts, strict=True):
-        outcomes[place].scores[judge.name] = verdict.score
-        outcomes[place].verdicts.append(verdict)
-        if _failed(verdict.error):
-            outcomes[place].error = verdict.error.record("judge")  # type: ignore[union-attr]
+    for outcome, given in zip(outcomes, verdicts, strict=True):
+        verdict = _finite(given)
+        outcome.scores[judge.name] = verdict.score
+        outcome.verdicts.append(verdict)
+        if _failed(verdict.error) and outcome.error is None:
+            outcome.error = verdict.error.record("judge")  # type: ignore[union-attr]
+
+
+def _finite(verdict: Verdict) -> Verdict:
+    """A score that is no number is a failure: no mean could be taken with it."""
+    if verdict.score is None or math.isfinite(verdict.score):
+        return verdict
+    why = Failure("NotFinite", f"the judge's score is {verdict.score}")
+    return replace(verdict, score=None, error=why)
 
 
 def _failed(error: Failure | None) -> bool:

@@ -3,7 +3,8 @@
 A unit is one method with one seed: one memory that holds the streams of all episodes. Rounds write
 every stream on to its next question and ask there, so that a question never sees what comes after
 it. Lines are kept in slices of questions; a run that is started again skips the units that are
-done, writes the memory of the one that is not once more, and asks on from the last whole slice.
+done, writes the memory of the one that is not once more, and asks on from the last whole slice; a
+memory on which questions leave a mark (`heeds_questions`) is asked those before it once more.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ class _Unit:
             self._write(stops[questions[start].round])
             if end * budgets > skip:
                 yield self._ask(questions[start:end])
+            elif self.broken is None and getattr(self.memory, "heeds_questions", False):
+                queries = [one.query for one in questions[start:end]]
+                ask(self.memory, queries, self.plan.budgets, self.plan.count)
         self._write({stream.key: len(stream.chunks) for stream in self.prepared.streams})
 
     def _stops(self) -> list[dict[str, int]]:

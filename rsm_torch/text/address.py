@@ -24,6 +24,7 @@ SESSION_NAMED = re.compile(rf"(?<![\w-])(sessions?)(?![a-z]){_LABEL}([a-z]{{0,3}
 SESSION_MORE = re.compile(
     rf"\s*({_TO}|{_LIST})\s*(sessions?\s*)?#?([a-z]{{0,3}}\d[\d_]*)\b(?!\.\d)", re.I
 )
+NEAR = 64  # characters
 BETWEEN = re.compile(r"\bbetween\s+(?:the\s+)?$", re.I)
 AFTER = re.compile(r"\b(?:after|following)\s+$", re.I)
 BEFORE = re.compile(r"\b(?:before|preceding|prior\s+to)\s+$", re.I)
@@ -144,13 +145,13 @@ def _series(
     query: str, first: re.Pattern[str], more: re.Pattern[str]
 ) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Each named step or session with those listed after it, as (separator, number), and the
-    text before it.
+    text just before it.
 
     "step 3, 10 items" lists nothing: without a plural, another number needs the word again.
     """
     end = 0
     while (found := first.search(query, end)) is not None:
-        before, end = query[: found.start()], found.end()
+        before, end = _before(query, found), found.end()
         plural = found[1].lower().endswith("s")
         between = BETWEEN.search(before) is not None
         named = [("", found[2])]
@@ -163,6 +164,11 @@ def _series(
             named.append(("to" if ranged else "and", number))
             between, end = False, following.end()
         yield before, named
+
+
+def _before(query: str, found: re.Match[str]) -> str:
+    """The text just before a match: as much as a word such as "between" may stand away from it."""
+    return query[max(0, found.start() - NEAR) : found.start()]
 
 
 def _merge(named: list[tuple[str, int]]) -> list[Range]:
@@ -197,7 +203,7 @@ def _spans(query: str) -> Iterator[Span]:
                 pending = None
                 continue
             yield start
-        pending = span, found.end(), BETWEEN.search(query[: found.start()]) is not None
+        pending = span, found.end(), BETWEEN.search(_before(query, found)) is not None
     if pending is not None:
         yield pending[0]
 

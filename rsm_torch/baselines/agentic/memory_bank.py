@@ -73,6 +73,7 @@ class MemoryBank:
     """
 
     name = "memory-bank"
+    heeds_questions = True  # what was recalled bears on what is kept: see the module
     fallback_chars = 500
 
     def __init__(

@@ -26,6 +26,7 @@ from rsm_torch.eval.prompts import dataset_key, prompts_hash, reader_prompt
 from rsm_torch.eval.readers.local_model import LocalModel, left_padded, prompt_ids, window_of
 from rsm_torch.eval.readers.protocol import Failure
 from rsm_torch.eval.readers.reply_cache import content_key
+from rsm_torch.tokens import well_formed
 
 Pair = tuple[list[int], list[int]]
 
@@ -94,7 +95,7 @@ class LikelihoodJudge:
 
     def _tokens(self, case: Case) -> Pair:
         prompt = reader_prompt(self.dataset, case.question, case.context, case.about)
-        reference = str(case.question.reference).strip()
+        reference = well_formed(str(case.question.reference).strip())
         templated = getattr(self.local.tokenizer, "chat_template", None)
         answer = self.local.tokenizer(
             reference if templated else f" {reference}", add_special_tokens=False, verbose=False

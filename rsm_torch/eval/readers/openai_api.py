@@ -39,7 +39,7 @@ class OpenAIReader:
             None keeps them for the life of this object.
 
     Raises:
-        ValueError: no key, or a number out of its range; before anything is asked.
+        ValueError: no key, no URL, or a number out of its range; before anything is asked.
         ImportError: the `openai` client is not installed.
     """
 
@@ -61,7 +61,7 @@ class OpenAIReader:
     ):
         _check(model, concurrency, retries, timeout, time_limit, max_tokens)
         self.name, self.model = f"openai:{model}", model
-        self.base_url = base_url or os.environ.get(BASE_VARIABLE) or None
+        self.base_url = _url(base_url or os.environ.get(BASE_VARIABLE) or None)
         self._key = _key(api_key, self.base_url)
         self.concurrency, self.retries = concurrency, retries
         self.timeout, self.time_limit = timeout, time_limit
@@ -134,6 +134,10 @@ class OpenAIReader:
             text, tokens = _text(reply), _usage(reply)
         except TimeoutError:
             why = Failure("TimeLimit", f"no answer within {self.time_limit:g} s, retries included")
+        except _client_library().APIConnectionError as error:  # it says neither to what nor why
+            cause = f" ({_one_line(error.__cause__)})" if error.__cause__ else ""
+            message = f"{client.base_url}: {_one_line(error)}{cause}"
+            why = Failure(type(error).__name__, message)
         except _client_library().OpenAIError as error:
             why = Failure(type(error).__name__, _one_line(error))
         except ValueError as error:  # what came is no JSON, or not a chat completion
@@ -174,7 +178,7 @@ def _usage(reply: Any) -> tuple[int | None, int | None]:
     return getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
@@ -197,6 +201,15 @@ def _key(given: str | None, base_url: str | None) -> str:
             "or use --reader none"
         )
     return key
+
+
+def _url(given: str | None) -> str | None:
+    if given is not None and not given.startswith(("http://", "https://")):
+        raise ValueError(
+            f"reader: expected a base URL such as http://127.0.0.1:8000/v1, got {given!r}; it is "
+            f"{BASE_VARIABLE} where nothing else is given"
+        )
+    return given
 
 
 def _check(
