@@ -11,6 +11,7 @@ from rsm_torch.baselines.full_context import MARK, cut
 from rsm_torch.baselines.methods import GROUPS, METHODS, Settings, make_memory, method_names
 from rsm_torch.baselines.protocol import Memory
 from rsm_torch.calibrate import calibrate_tau
+from rsm_torch.text.around import AROUND
 from rsm_torch.text.embedders import FunctionEmbedder
 from rsm_torch.text.lexical import LexicalIndex, fuse, searchable
 
@@ -190,12 +191,15 @@ def test_storage_costs_what_it_says():
 # -- as in the library ----------------------------------------------------------------------
 
 BUDGETS = (15, 60, 200, 800, 20_000)
+PLAIN = {"addressing": False, "lexical": False, "around": 0}
 AS_AGENT_MEMORY = {
-    "rsm-full": {"addressing": False},
-    "rsm-cent-retr": {"addressing": False, "atom_score": "centroid"},
-    "rsm-lexical": {"addressing": False, "lexical": True},
-    "rsm-addressing": {},
-    "rsm-addressing-lexical": {"lexical": True},
+    "rsm-full": PLAIN,
+    "rsm-cent-retr": PLAIN | {"atom_score": "centroid"},
+    "rsm-around": PLAIN | {"around": AROUND},
+    "rsm-lexical": PLAIN | {"lexical": True},
+    "rsm-addressing": PLAIN | {"addressing": True},
+    "rsm-addressing-lexical": {"around": 0},
+    "rsm-context": {},
 }
 
 
@@ -246,7 +250,7 @@ def test_named_steps_come_first():
     chunks = stream("a", 60, seed=8)
     far = ask("what happened at step 41 and at step 17?", *(-chunks[41].vector).tolist())
     assert "a/41" not in ids(filled("rsm-full", chunks), far, 120)
-    for name in ("rsm-addressing", "rsm-addressing-lexical"):
+    for name in ("rsm-addressing", "rsm-addressing-lexical", "rsm-context", "rag-context"):
         memory = filled(name, chunks, layout="flat")
         assert set(ids(memory, far, 120)[:2]) == {"a/41", "a/17"}
 
@@ -259,7 +263,7 @@ def test_names_of_methods():
     assert method_names(" oja, rsm-full ,oja") == ["oja", "rsm-full"]
     offline = method_names("all-offline,bm25-rag")
     assert offline == method_names("all-offline")
-    assert len(offline) == 21
+    assert len(offline) == 24
     assert method_names("all-llm") == ["a-mem", "memory-bank", "mem-gpt"]
     assert set(method_names("all")) == set(METHODS) == {*offline, *method_names("all-llm")}
     assert set(method_names("rsm,baselines")) == set(METHODS)

@@ -93,9 +93,12 @@ def test_reciprocal_rank_fusion():
     ]
     assert fuse([["a", "a", "b"]], k=0) == [("a", 1.0), ("b", 0.5)]
     assert fuse([]) == fuse([[], []]) == []
+    assert fuse([["a"], ["b"]], k=0, weights=[0.5, 2]) == [("b", 2.0), ("a", 0.5)]
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match="k: expected"):
             fuse([["a"]], k=bad)
+    with pytest.raises(ValueError, match="weights: expected 1, got 2"):
+        fuse([["a"]], weights=[1, 1])
 
 
 def test_the_reading_rule():
@@ -107,7 +110,9 @@ def test_the_reading_rule():
     assert [item for item, _ in ranked] == [3, 7, 9, 1, 2]
     fused = reading_order(near, named, {7: 1, 3: 0, 9: 1}, words=[9, 2])
     assert [item for item, _ in fused] == [3, 9, 7, 2, 1]
-    assert fused[3] == (2, pytest.approx(1 / 62 + 1 / 62))
+    assert fused[3] == (2, pytest.approx(1 / 62 + 0.5 / 62))
+    alike = reading_order(near, named, {7: 1, 3: 0, 9: 1}, words=[9, 2], weight=1.0)
+    assert alike[3] == (2, pytest.approx(1 / 62 + 1 / 62))
 
 
 # -- in a memory ----------------------------------------------------------------------------
@@ -134,12 +139,13 @@ def test_words_lift_what_embeddings_rank_low(placed):
     ]
     fused = placed.search(asked, "a", lexical=True)
     assert texts(fused) == ["0.1 passport", "0.9 sofa", "0.8 chair", "0.7 table"]
-    sums = [1 / 64 + 1 / 61, 1 / 61, 1 / 62, 1 / 63]
+    sums = [1 / 64 + 0.5 / 61, 1 / 61, 1 / 62, 1 / 63]
     assert [hit.score for hit in fused] == pytest.approx(sums)
     assert texts(placed.search(asked, "a", top_k=1, lexical=True)) == ["0.1 passport"]
-    few = placed.context(asked, "a", 4, layout="flat", lexical=True)
+    few = placed.context(asked, "a", 4, layout="flat", around=0)
     assert "passport" in few.text
-    assert "passport" not in placed.context(asked, "a", 4, layout="flat").text
+    off = placed.context(asked, "a", 4, layout="flat", lexical=False, around=0)
+    assert "passport" not in off.text
 
 
 def test_fusion_is_exact_beyond_top_k(placed):
@@ -150,7 +156,8 @@ def test_fusion_is_exact_beyond_top_k(placed):
     places = [
         place for place, _ in LexicalIndex(i.text for i in placed.get_all("a")).ranking(asked)
     ]
-    expected = fuse([dense, [str(place + 1) for place in places]])[:5]
+    worded = [str(place + 1) for place in places]
+    expected = fuse([dense, worded], weights=[1, 0.5])[:5]
     found = placed.search(asked, "a", top_k=5, lexical=True)
     assert [(hit.id, hit.score) for hit in found] == expected
 
@@ -200,10 +207,10 @@ def test_a_failed_change_leaves_the_words_alone(placed, monkeypatch):
 def test_expired_items_have_no_words():
     clock = Clock()
     with AgentMemory(Placed(), tau=0.5, tokenizer=words, clock=clock) as memory:
-        memory.add("0.1 passport", "a", ttl=10)
+        memory.add("0.3 passport", "a", ttl=10)
         memory.add(["0.9 sofa", "0.2 other passport"], "a")
         lasting = [item.text for item in memory.get_all("a")][1:]
-        assert texts(memory.search("1 passport", "a", lexical=True))[0] == "0.1 passport"
+        assert texts(memory.search("1 passport", "a", lexical=True))[0] == "0.3 passport"
         clock.now += 11
         found = memory.search("1 passport", "a", lexical=True)
         assert texts(found) == ["0.2 other passport", "0.9 sofa"]
@@ -280,7 +287,7 @@ def test_more_streams_than_are_cached(placed):
     for n in range(CACHED_STREAMS + 5):
         placed.add([f"0.5 word{n}", "0.9 other"], f"s{n}")
         placed.search(f"1 word{n}", f"s{n}", lexical=True)
-    assert len(placed._word_indexes._held) == CACHED_STREAMS
+    assert len(placed._texts._held) == CACHED_STREAMS
     for n in (0, CACHED_STREAMS + 4):
         assert placed.search(f"1 word{n}", f"s{n}", lexical=True)[0].text == f"0.5 word{n}"
 

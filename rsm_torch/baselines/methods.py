@@ -50,6 +50,7 @@ _RIVALS: dict[str, Maker] = {
     "budget-rag": rag.budget_rag,
     "bm25-rag": BM25RAG,
     "hybrid-rag": rag.hybrid_rag,
+    "rag-context": rag.rag_context,
     "rag-kmeans": clusterers.rag_kmeans,
     "streaming-proto": clusterers.streaming_proto,
     "online-kmeans": clusterers.online_kmeans,
@@ -64,9 +65,11 @@ _RSM: dict[str, Maker] = {
     "rsm-cent-merge": rsm.rsm_cent_merge,
     "rsm-cent-retr": rsm.rsm_cent_retr,
     "rsm-algorithm-e": rsm.rsm_algorithm_e,
+    "rsm-around": rsm.rsm_around,
     "rsm-lexical": rsm.rsm_lexical,
     "rsm-addressing": rsm.rsm_addressing,
     "rsm-addressing-lexical": rsm.rsm_addressing_lexical,
+    "rsm-context": rsm.rsm_context,
 }
 _LLM: dict[str, Maker] = {"a-mem": _a_mem, "memory-bank": _memory_bank, "mem-gpt": _mem_gpt}
 

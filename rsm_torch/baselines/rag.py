@@ -3,13 +3,17 @@
 - full-rag keeps every embedding.
 - budget-rag keeps a reservoir of `Settings.budget_items` chunks of each stream, a uniform sample of
   what was observed so far; what it drops it never finds again.
-- hybrid-rag is full-rag fused with BM25 by reciprocal rank (k = 60).
+- hybrid-rag is full-rag fused with BM25 by reciprocal rank (k = 60), both alike.
+- rag-context is read as rsm-context is, without atoms: a control, which tells what of that is due to
+  the reading.
 """
 
 from __future__ import annotations
 
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
+from rsm_torch.text.around import AROUND
+from rsm_torch.text.reading import WORDS
 
 
 def full_rag(settings: Settings) -> VectorRanked:
@@ -27,4 +31,11 @@ def budget_rag(settings: Settings) -> VectorRanked:
 
 
 def hybrid_rag(settings: Settings) -> VectorRanked:
-    return VectorRanked("hybrid-rag", settings, "flat", vectors="full-rag", lexical=True)
+    return VectorRanked("hybrid-rag", settings, "flat", vectors="full-rag", lexical=1.0)
+
+
+def rag_context(settings: Settings) -> VectorRanked:
+    return VectorRanked(
+        "rag-context", settings, "flat", vectors="full-rag", lexical=WORDS, around=AROUND,
+        addressing=True,
+    )  # fmt: skip

@@ -8,15 +8,19 @@
 | rsm-cent-merge | gate: centroids only |
 | rsm-cent-retr | atoms scored by their centroids |
 | rsm-algorithm-e | rank 8, chunks scored in the atom's subspace (Algorithm E) |
+| rsm-around | scores averaged over the text around each chunk |
 | rsm-lexical | fused with BM25 by reciprocal rank |
 | rsm-addressing | steps, sessions and dates that the question names come first |
-| rsm-addressing-lexical | both |
+| rsm-addressing-lexical | these two |
+| rsm-context | all three: what `AgentMemory.context` does by itself |
 """
 
 from __future__ import annotations
 
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
+from rsm_torch.text.around import AROUND
+from rsm_torch.text.reading import WORDS
 
 ALGORITHM_E_RANK = 8
 
@@ -52,8 +56,12 @@ def rsm_algorithm_e(settings: Settings) -> VectorRanked:
     )  # fmt: skip
 
 
+def rsm_around(settings: Settings) -> VectorRanked:
+    return VectorRanked("rsm-around", settings, vectors="rsm-full", around=AROUND)
+
+
 def rsm_lexical(settings: Settings) -> VectorRanked:
-    return VectorRanked("rsm-lexical", settings, vectors="rsm-full", lexical=True)
+    return VectorRanked("rsm-lexical", settings, vectors="rsm-full", lexical=WORDS)
 
 
 def rsm_addressing(settings: Settings) -> VectorRanked:
@@ -62,5 +70,11 @@ def rsm_addressing(settings: Settings) -> VectorRanked:
 
 def rsm_addressing_lexical(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rsm-addressing-lexical", settings, vectors="rsm-full", lexical=True, addressing=True
+        "rsm-addressing-lexical", settings, vectors="rsm-full", lexical=WORDS, addressing=True
+    )
+
+
+def rsm_context(settings: Settings) -> VectorRanked:
+    return VectorRanked(
+        "rsm-context", settings, vectors="rsm-full", lexical=WORDS, around=AROUND, addressing=True
     )

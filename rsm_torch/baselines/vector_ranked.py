@@ -15,7 +15,7 @@ from rsm_torch.baselines.shards import Row, Shards
 from rsm_torch.baselines.vectors import make_vectors
 from rsm_torch.layout import Layout
 from rsm_torch.text.address import addresses
-from rsm_torch.text.reading import reading_order
+from rsm_torch.text.reading import around, by_words, reading_order
 
 EVERYTHING = 2**31 - 1  # groups, or items
 
@@ -27,7 +27,8 @@ class VectorRanked(RankedMemory):
     Args:
         name, settings, layout: as in `RankedMemory`.
         vectors: name of the memory of embeddings; None: `name`.
-        lexical: fuse with the ranking by words.
+        lexical: fuse with the ranking by words, whose ranks count this much; None: no fusion.
+        around: characters of text around a chunk that its scores are averaged over.
         addressing: what the query names comes first.
         more: other settings of the memory of embeddings.
     """
@@ -38,7 +39,8 @@ class VectorRanked(RankedMemory):
         settings: Settings,
         layout: Layout = "grouped",
         vectors: str | None = None,
-        lexical: bool = False,
+        lexical: float | None = None,
+        around: int = 0,
         addressing: bool = False,
         **more: Any,
     ):
@@ -50,8 +52,8 @@ class VectorRanked(RankedMemory):
                 calibration=s.calibration, **more,
             )
         )  # fmt: skip
-        self._words = HeldWords(self._held) if lexical else None
-        self._addressing = addressing
+        self._words = None if lexical is None else HeldWords(self._held)
+        self._weight, self._around, self._addressing = lexical or 0.0, around, addressing
 
     def nbytes(self) -> int:
         words = 0 if self._words is None else self._words.nbytes()
@@ -65,7 +67,7 @@ class VectorRanked(RankedMemory):
         self._shards.write({stream: vectors_of(some) for stream, some in new.items()})
 
     def _rank(self, queries: Sequence[Query], depth: int) -> list[list[Place]]:
-        if self._words is not None or self._addressing:
+        if self._words is not None or self._addressing or self._around:
             depth = EVERYTHING  # a fusion counts every rank, and anything may be named
         by_stream: dict[str, list[int]] = {}
         for number, query in enumerate(queries):
@@ -84,17 +86,18 @@ class VectorRanked(RankedMemory):
         return out
 
     def _order(self, query: Query, near: Row, rest: Row) -> list[Place]:
-        places = near.places + rest.places
-        group = dict(zip(places, near.groups + rest.groups, strict=True))
-        pairs = list(zip(places, near.scores + rest.scores, strict=True))
-        score = dict(pairs)
-        ranks = self._named(query, group)
+        group = dict(zip(near.places + rest.places, near.groups + rest.groups, strict=True))
+        rankings = [list(zip(row.places, row.scores, strict=True)) for row in (near, rest)]
+        score = {place: value for ranking in rankings for place, value in ranking}
+        texts = self._held.sizes(query.stream) if self._around else {}
+        pairs = [pair for ranking in around(rankings, texts, self._around) for pair in ranking]
         words = None
         if self._words is not None:
-            found = self._words[query.stream].ranking(query.text)
-            words = [place for place, _ in found if place in group]
+            scores = enumerate(self._words[query.stream].scores(query.text).tolist())
+            words = by_words((pair for pair in scores if pair[0] in group), texts, self._around)
+        ranks = self._named(query, group)
         named = [(place, score[place]) for place in ranks]
-        order = reading_order(pairs, named, ranks, words)
+        order = reading_order(pairs, named, ranks, words, self._weight)
         return [Place(place, value, group[place]) for place, value in order]
 
     def _named(self, query: Query, held: Mapping[int, int]) -> dict[int, int]:

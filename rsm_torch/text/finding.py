@@ -12,12 +12,13 @@ from rsm_torch.layout import Layout, Order
 from rsm_torch.pack import pack
 from rsm_torch.retrieve import AtomScore, ChunkScore
 from rsm_torch.text import intake
+from rsm_torch.text.around import AROUND
 from rsm_torch.text.embedders import embed
 from rsm_torch.text.filters import Filter, read_filter
 from rsm_torch.text.index import ALL_ATOMS, Read
 from rsm_torch.text.items import StoredItem, Time
 from rsm_torch.text.opened import OpenMemory, locked
-from rsm_torch.text.reading import Reader, WordIndexes, most_items
+from rsm_torch.text.reading import Reader, ReadTexts, most_items
 
 
 class Finding(OpenMemory):
@@ -35,6 +36,7 @@ class Finding(OpenMemory):
         addressing: bool = True,
         *,
         lexical: bool = False,
+        around: int = 0,
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
@@ -52,13 +54,17 @@ class Finding(OpenMemory):
                 `addresses`), the nearest of them leading; their score is their cosine.
             lexical: fuse this ranking, of the whole stream or of `top_atoms`, with that by the
                 words of the query (BM25 over the stream's live items, their steps, sessions and
-                roles included; needs bm25s), by reciprocal rank; scores are then sums of
-                reciprocal ranks. Items that are named come first all the same.
+                roles included; needs bm25s), by reciprocal rank, where ranks by words count
+                half; scores are then sums of reciprocal ranks. Items that are named come first
+                all the same.
+            around: average the scores of items, by embedding and by words, over so many
+                characters of their session around each; an item that is longer keeps its own
+                score. 0: none. See `average_around`.
             where, before, after: only items that match, as in `get_all`.
         """
         read = Read(top_k, top_atoms, atom_score, chunk_score)
         chosen = read_filter(where, before, after)
-        return self._find(query, stream, [read], addressing, lexical, chosen)
+        return self._find(query, stream, [read], addressing, lexical, around, chosen)
 
     @locked
     def context(
@@ -76,7 +82,8 @@ class Finding(OpenMemory):
         atom_score: AtomScore = "v1",
         chunk_score: ChunkScore = "cosine",
         addressing: bool = True,
-        lexical: bool = False,
+        lexical: bool = True,
+        around: int = AROUND,
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
@@ -91,8 +98,9 @@ class Finding(OpenMemory):
             tokenizer: the reader's; None: that of the memory, else the embedder's.
             top_k: most items to consider; None: as many as the budget could hold.
             top_atoms, atom_score, chunk_score, addressing, where, before, after: as in `search`.
-            lexical: as in `search`; what is fused is the ranking of the whole stream, its best
-                `top_atoms` atoms first.
+            lexical, around: as in `search`, for the ranking of the whole stream, its best
+                `top_atoms` atoms first. Both are on, since contexts hold more of what questions
+                need with them (docs/results); lexical=False does without bm25s.
 
         Raises:
             KeyError: a stream never written.
@@ -111,7 +119,7 @@ class Finding(OpenMemory):
         near = Read(top_k, top_atoms, atom_score, chunk_score)
         rest = replace(near, top_atoms=ALL_ATOMS)
         chosen = read_filter(where, before, after)
-        hits = self._find(query, stream, [near, rest], addressing, lexical, chosen)
+        hits = self._find(query, stream, [near, rest], addressing, lexical, around, chosen)
         return pack(hits, max_tokens, tokenizer, layout, order, truncate)
 
     def _find(
@@ -121,21 +129,23 @@ class Finding(OpenMemory):
         reads: list[Read],
         addressing: bool,
         lexical: bool,
+        around: int,
         chosen: Filter,
     ) -> list[Hit]:
+        if isinstance(around, bool) or not isinstance(around, int) or around < 0:
+            raise ValueError(f"around: expected an int of at least 0, got {around!r}")
         words = intake.read_words(query, "query")
         known = self._known(stream)
         q = embed(self.embedder, [words], "query")[0]
         allowed: set[int] | None = None
         if chosen or self._store.has_expired(known):
             allowed = {found.chunk for found in self._store.select(known, chosen)}
-        reader = Reader(self._store, self._state.index, known, allowed)
-        by_words = self._word_indexes if lexical else None
-        return reader.hits(words, q, reads, addressing, by_words)
+        reader = Reader(self._store, self._state.index, self._texts, known, allowed)
+        return reader.hits(words, q, reads, addressing, lexical, around)
 
     @cached_property
-    def _word_indexes(self) -> WordIndexes:
-        return WordIndexes(self._store)
+    def _texts(self) -> ReadTexts:
+        return ReadTexts(self._store)
 
     @locked
     def get(self, id: str) -> StoredItem | None:

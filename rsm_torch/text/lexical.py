@@ -110,26 +110,32 @@ class LexicalIndex:
         return arrays + words
 
 
-def fuse(rankings: Sequence[Sequence[T]], k: int = RRF_K) -> list[tuple[T, float]]:
-    """Rankings joined by reciprocal rank: an item scores Σ 1 / (k + its rank in each), ranks from
+def fuse(
+    rankings: Sequence[Sequence[T]], k: int = RRF_K, weights: Sequence[float] | None = None
+) -> list[tuple[T, float]]:
+    """Rankings joined by reciprocal rank: an item scores Σ w / (k + its rank in each), ranks from
     1, and nothing for a ranking that lacks it (Cormack, Clarke and Büttcher, SIGIR 2009).
 
     Args:
         rankings: each best first; of repeats in one, the first counts.
         k: how little the first ranks stand out; 60 as in the paper.
+        weights: the w of each ranking; None: 1, as in the paper.
 
     Returns:
         (item, score), best first. Of equal scores, what an earlier ranking shows comes first.
 
     Raises:
-        ValueError: k below 0 or not an int.
+        ValueError: k below 0 or not an int, or not a weight for each ranking.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 0:
         raise ValueError(f"k: expected an int of at least 0, got {k!r}")
+    weights = [1.0] * len(rankings) if weights is None else weights
+    if len(weights) != len(rankings):
+        raise ValueError(f"weights: expected {len(rankings)}, got {len(weights)}")
     total: dict[T, float] = {}
-    for ranking in rankings:
+    for ranking, weight in zip(rankings, weights, strict=True):
         for rank, item in enumerate(dict.fromkeys(ranking), start=1):
-            total[item] = total.get(item, 0.0) + 1 / (k + rank)
+            total[item] = total.get(item, 0.0) + weight / (k + rank)
     return sorted(total.items(), key=lambda pair: -pair[1])
 
 

@@ -1,23 +1,27 @@
-"""From a query to what a reader sees first: what it names, then what is near it or shares its
-words.
+"""From a query to what a reader sees first: what it names, then what is near it, by itself and with
+the text around it, or shares its words.
 
 `reading_order` is the rule, free of any store; a memory gathers what it orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from rsm_torch.hits import Hit
 from rsm_torch.text.address import addresses
+from rsm_torch.text.around import average_around
 from rsm_torch.text.index import Read, StreamIndex
 from rsm_torch.text.lexical import LexicalIndex, Pairs, fuse, searchable
 from rsm_torch.text.store import ItemStore
 
 CACHED_STREAMS = 64
+WORDS = 0.5  # how much a rank by words counts; docs/decisions.md says what it was chosen by
+
+Texts = Mapping[int, tuple[int, Hashable]]  # from an item to the length of its text and its session
 
 
 def most_items(max_tokens: int) -> int:
@@ -30,6 +34,7 @@ def reading_order(
     named: Iterable[tuple[int, float]] = (),
     ranks: Mapping[int, int] | None = None,
     words: Sequence[int] | None = None,
+    weight: float = WORDS,
 ) -> Pairs:
     """Items in the order in which they are read, without repeats.
 
@@ -40,6 +45,7 @@ def reading_order(
         words: items that share words with the query, best first. `near` is then fused with them,
             and so are `named` among themselves, by reciprocal rank; their scores are the sums.
             None: no fusion.
+        weight: how much a rank by words counts, where one by embedding counts 1.
 
     Returns:
         (item, score), where equal scores of `named` stand in the order of items.
@@ -48,11 +54,37 @@ def reading_order(
     near = _first(near)
     lead = sorted(named, key=lambda pair: (-pair[1], pair[0]))
     if words is not None:
-        known = {item for item, _ in lead}
-        near = fuse([[item for item, _ in near], words])
-        lead = fuse([[item for item, _ in lead], [item for item in words if item in known]])
+        known, weights = {item for item, _ in lead}, (1.0, weight)
+        near = fuse([[item for item, _ in near], words], weights=weights)
+        both = [item for item, _ in lead], [item for item in words if item in known]
+        lead = fuse(both, weights=weights)
     lead.sort(key=lambda pair: ranks.get(pair[0], 0))
     return _first([*lead, *near])
+
+
+def around(
+    rankings: Sequence[Iterable[tuple[int, float]]], texts: Texts, width: int
+) -> list[Pairs]:
+    """Rankings of items of one stream by their scores, averaged over the text around them.
+
+    Args:
+        rankings: (item, score) of each, best first. An item's score is that of the first that has
+            it; items that none has are as if they were not there.
+        texts: from an item to the length of its text and its session.
+        width: characters; see `average_around`.
+    """
+    given = [list(ranking) for ranking in rankings]
+    if width == 0:
+        return given
+    score = dict(_first(pair for ranking in given for pair in ranking))
+    items = sorted(score)
+    lengths, sessions = zip(*(texts[item] for item in items), strict=True) if items else ((), ())
+    mean = average_around([score[item] for item in items], lengths, sessions, width).tolist()
+    of = dict(zip(items, mean, strict=True))
+    return [
+        sorted(((item, of[item]) for item, _ in ranking), key=lambda pair: -pair[1])
+        for ranking in given
+    ]
 
 
 def _first(pairs: Iterable[tuple[int, float]]) -> Pairs:
@@ -63,30 +95,57 @@ def _first(pairs: Iterable[tuple[int, float]]) -> Pairs:
     return list(first.items())
 
 
-class WordIndexes:
-    """The words of the streams that were last searched by them.
+def by_words(scores: Iterable[tuple[int, float]], texts: Texts, width: int) -> list[int]:
+    """Items that share words with a query, or stand beside such, best first; of equal scores the
+    first given first.
 
-    An index holds exactly the live items of its stream: it is made anew whenever these are others
-    than before, by whatever change. It lives in RAM, for at most `CACHED_STREAMS` streams.
+    Args:
+        scores: (item, score) of `LexicalIndex.scores`, for all items that may be found.
+        texts, width: as in `around`.
+    """
+    (found,) = around([scores], texts, width)
+    return [item for item, score in sorted(found, key=lambda pair: -pair[1]) if score > 0]
+
+
+@dataclass(slots=True)
+class StreamTexts:
+    """The live items of a stream: their `chunks`, the length and session of each, its words."""
+
+    chunks: list[int]
+    sizes: dict[int, tuple[int, int | str | None]]
+    words: LexicalIndex | None = None
+
+
+class ReadTexts:
+    """The texts of the streams that were last read by them.
+
+    They are exactly those of the live items of a stream: they are read anew whenever these are
+    others than before, by whatever change. They live in RAM, for at most `CACHED_STREAMS` streams.
     """
 
     def __init__(self, store: ItemStore):
         self._store = store
-        self._held: dict[int, tuple[list[int], LexicalIndex]] = {}
+        self._held: dict[int, StreamTexts] = {}
 
-    def ranking(self, stream: int, query: str, allowed: Set[int] | None) -> list[int]:
-        """Live chunks of a stream that share words with the query, best first."""
-        chunks, index = self._index(stream)
-        found = (chunks[place] for place, _ in index.ranking(query))
-        return [chunk for chunk in found if allowed is None or chunk in allowed]
+    def sizes(self, stream: int) -> Texts:
+        """The length and session of each live chunk of a stream."""
+        return self._texts(stream, words=False).sizes
 
-    def _index(self, stream: int) -> tuple[list[int], LexicalIndex]:
-        chunks = [found.chunk for found in self._store.select(stream)]
-        chunks.sort()
+    def scores(self, stream: int, query: str) -> Pairs:
+        """(chunk, BM25 score) of each live chunk of a stream, in the order written."""
+        held = self._texts(stream, words=True)
+        assert held.words is not None  # asked for
+        return list(zip(held.chunks, held.words.scores(query).tolist(), strict=True))
+
+    def _texts(self, stream: int, words: bool) -> StreamTexts:
+        chunks = sorted(found.chunk for found in self._store.select(stream))
         held = self._held.pop(stream, None)
-        if held is None or held[0] != chunks:  # a chunk's words never change, and no id comes back
+        # A chunk's text never changes, and no id comes back.
+        if held is None or held.chunks != chunks or (words and held.words is None):
             items = self._store.by_chunk(chunks)
-            held = chunks, LexicalIndex(searchable(items[chunk]) for chunk in chunks)
+            sizes = {chunk: (len(items[chunk].text), items[chunk].session) for chunk in chunks}
+            index = LexicalIndex(searchable(items[chunk]) for chunk in chunks) if words else None
+            held = StreamTexts(chunks, sizes, index)
         self._held[stream] = held
         while len(self._held) > CACHED_STREAMS:
             del self._held[next(iter(self._held))]
@@ -96,8 +155,15 @@ class WordIndexes:
 class Reader:
     """Reads one stream of a store and its tensors for one query."""
 
-    def __init__(self, store: ItemStore, index: StreamIndex, stream: int, allowed: Set[int] | None):
-        self._store, self._index = store, index
+    def __init__(
+        self,
+        store: ItemStore,
+        index: StreamIndex,
+        texts: ReadTexts,
+        stream: int,
+        allowed: Set[int] | None,
+    ):
+        self._store, self._index, self._texts = store, index, texts
         self._stream, self._allowed = stream, allowed
 
     def hits(
@@ -106,25 +172,34 @@ class Reader:
         q: Tensor,
         reads: Sequence[Read],
         addressing: bool,
-        words: WordIndexes | None,
+        lexical: bool,
+        width: int,
     ) -> list[Hit]:
         """At most `top_k` of the first read.
 
         Args:
             reads: searches, the results of each behind those before.
-            words: fuse the searches with these; they then look at every chunk that they may, so
-                that the fusion is exact.
+            lexical: fuse the searches with the ranking by words.
+            width: characters around an item that it is scored by. With either, searches look at
+                every chunk that they may, so that what comes out is exact.
         """
         stream, allowed, top_k = self._stream, self._allowed, reads[0].top_k
-        by_words = None if words is None else words.ranking(stream, query, allowed)
-        if words is not None:
+        if lexical or width:
             held = self._index.count().get(stream)
             reads = [replace(read, top_k=held.items if held else 1) for read in reads]
-        near = (pair for read in reads for pair in self._index.search(q, stream, read, allowed))
+        searched = [self._index.search(q, stream, read, allowed) for read in reads]
+        texts = self._texts.sizes(stream) if width else {}
+        near = (pair for ranking in around(searched, texts, width) for pair in ranking)
+        words = by_words(self._word_scores(query), texts, width) if lexical else None
         ranks = self._named(query) if addressing else {}
-        best = reading_order(near, self._cosines(q, list(ranks)), ranks, by_words)[:top_k]
+        best = reading_order(near, self._cosines(q, list(ranks)), ranks, words)[:top_k]
         items = self._store.by_chunk([chunk for chunk, _ in best])
         return [items[chunk].scored(score) for chunk, score in best]
+
+    def _word_scores(self, query: str) -> Pairs:
+        """(chunk, BM25 score) of those allowed; the others still count as texts."""
+        found = self._texts.scores(self._stream, query)
+        return [pair for pair in found if self._allowed is None or pair[0] in self._allowed]
 
     def _named(self, query: str) -> dict[int, int]:
         """Chunks of the stream that the query names, with their ranks."""
