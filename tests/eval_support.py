@@ -11,9 +11,11 @@ from cli_support import Words
 
 from rsm_torch.baselines.protocol import Chunk, Query
 from rsm_torch.eval.datasets import Episode, Question
+from rsm_torch.eval.plan import Plan
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.preparing import prepare
-from rsm_torch.eval.run import Plan, run
+from rsm_torch.eval.retrying import retry
+from rsm_torch.eval.run import run
 from rsm_torch.eval.run_folder import RunFolder
 from rsm_torch.hits import Context
 from rsm_torch.text.items import Item
@@ -109,6 +111,14 @@ def run_into(folder: Path, work: Plan, prepared: Prepared | None = None) -> None
     folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(folder) as files:
         run(work, prepared or made_prepared(), files)
+
+
+def retry_in(folder: Path, work: Plan, prepared: Prepared | None = None) -> None:
+    """What `rsm eval --retry-failed` does."""
+    prepared = prepared or made_prepared()
+    with RunFolder(folder) as files:
+        run(work, prepared, files)
+        retry(work, prepared, files)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

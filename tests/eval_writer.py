@@ -1,12 +1,14 @@
-"""Run by the crash test: a run with slow memories, into the folder given."""
+"""Run by the crash tests: a run with slow memories, into the folder given; with a third argument
+what failed in it is asked again."""
 
 import sys
 from pathlib import Path
 
-from eval_support import Newest, plan, run_into
+from eval_support import Newest, made_prepared, plan, retry_in, run_into
 
 folder, wait = Path(sys.argv[1]), float(sys.argv[2])
-run_into(
-    folder,
-    plan(lambda name, seed: Newest(seed, wait), methods=("newest", "again"), seeds=(0, 1)),
-)
+work = plan(lambda name, seed: Newest(seed, wait), methods=("newest", "again"), seeds=(0, 1))
+if sys.argv[3:]:
+    retry_in(folder, work, made_prepared())
+else:
+    run_into(folder, work)

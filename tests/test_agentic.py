@@ -232,6 +232,9 @@ def test_a_mem_counts_what_it_cannot_read_and_files_the_note_bare():
     memory.observe({"s": [chunk("1", "tea"), chunk("2", "tea again")]})
     assert [one.text() for one in memory.notes("s")] == ["tea", "tea again"]
     assert memory.failures == 3  # two notes, one decision
+    memory.observe({"s": [chunk("3", "tea")], "other": [chunk("1", "dog")]})
+    assert (memory.write_fallbacks("s"), memory.write_fallbacks("other")) == (5, 1)
+    assert memory.write_fallbacks("none") == 0
 
 
 # ---- MemoryBank
@@ -299,7 +302,7 @@ def test_an_empty_summary_is_asked_again_and_then_the_day_stands_for_it():
     bank = MemoryBank(Script(lambda system, user: " "), embed, words)
     bank.observe({"s": [chunk("1", "tea", session=1), chunk("2", "dog", session=2)]})
     assert bank.bank("s").days[0].events == "[session 1] tea"
-    assert bank.failures == 4
+    assert bank.failures == bank.write_fallbacks("s") == 4
 
 
 # ---- MemGPT
@@ -434,6 +437,36 @@ def test_output_that_is_no_call_ends_the_step_and_counts(output):
     assert memory.failures == 1
     assert len(chat.asked) == 2
     assert memory.context(query("tea"), 50).ids == ("1",)
+
+
+def test_fallbacks_of_writing_and_of_questions_are_told_apart():
+    def model(system, user):
+        return "hm" if "tea" in user or "could not be read" in user else DONE
+
+    memory = MemGPT(Script(model), embed, words)
+    memory.observe({"s": [chunk("1", "dog"), chunk("2", "tea")], "s2": [chunk("1", "dog")]})
+    assert (memory.write_fallbacks("s"), memory.write_fallbacks("s2")) == (1, 0)
+    for budget in (20, 50):  # asked once
+        memory.context(query("more tea?"), budget)
+    memory.context(query("a dog?", "s2"), 50)
+    asked = [("more tea?", "s"), ("a dog?", "s2"), ("rain?", "s")]
+    assert [memory.read_fallbacks(query(*one)) for one in asked] == [1, 0, 0]
+    assert memory.write_fallbacks("s") == 1
+    assert memory.failures == 2
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_fallbacks_of_a_write_that_failed_are_not_those_of_what_is_held(name):
+    answers = iter(["", "", ""])  # nothing usable, then nothing at all
+
+    def chat(messages):
+        return next(answers)
+
+    memory = MAKERS[name](settings(chat))
+    with pytest.raises(StopIteration):
+        memory.observe({"s": [chunk(str(n), "tea", session=n) for n in range(3)]})
+    assert memory.failures >= 1
+    assert memory.write_fallbacks("s") == 0
 
 
 def test_a_chunk_larger_than_the_view_is_shown_shortened_and_recalled_whole():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from cli_support import Words
 from eval_support import Newest, Ranking, contents, made_prepared, plan, run_into
 
 from rsm_torch.baselines.agentic.memory_bank import MemoryBank
-from rsm_torch.eval import run as running
+from rsm_torch.eval import manifest
+from rsm_torch.eval import plan as running
 from rsm_torch.eval.judges import Verdict
 from rsm_torch.eval.judges.protocol import NO_ANSWER
 from rsm_torch.eval.manifest import ManifestError, read, settle
@@ -474,6 +476,58 @@ def test_a_manifest_refuses_another_run_and_says_what_differs(tmp_path):
     assert read(folder)["made_with"] == [{"commit": "1"}, {"commit": "2"}]
 
 
+def _settled_at_once(folder, settings, monkeypatch) -> list:
+    """What becomes of starts that all find the folder empty: manifests, or what was raised."""
+    gate, found = threading.Barrier(len(settings)), []
+    part = manifest._part
+
+    def together(file, held):
+        made = part(file, held)
+        gate.wait(10)  # every start has its content ready under a name of its own
+        return made
+
+    def start(number):
+        try:
+            found.append(settle(folder, settings[number], {"commit": "1"}, f"start {number}"))
+        except ManifestError as error:
+            found.append(error)
+
+    monkeypatch.setattr(manifest, "_part", together)
+    starts = [threading.Thread(target=start, args=(n,)) for n in range(len(settings))]
+    for one in starts:
+        one.start()
+    for one in starts:
+        one.join()
+    return found
+
+
+def test_starts_at_the_same_time_share_the_manifest_of_the_quickest(tmp_path, monkeypatch):
+    found = _settled_at_once(tmp_path, [{"budgets": [1]}] * 6, monkeypatch)
+    assert len(found) == 6
+    assert all(held == read(tmp_path) for held in found)
+    assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_of_two_different_starts_at_the_same_time_one_is_refused(tmp_path, monkeypatch):
+    found = _settled_at_once(tmp_path, [{"budgets": [1]}, {"budgets": [2]}], monkeypatch)
+    [held] = [one for one in found if isinstance(one, dict)]
+    [refused] = [one for one in found if isinstance(one, ManifestError)]
+    assert held == read(tmp_path)
+    assert "holds another run: budgets: " in str(refused)
+
+
+def test_a_manifest_needs_no_links_and_no_tidy_folder(tmp_path, monkeypatch):
+    (tmp_path / "manifest-12-ab.part").write_text('{"sett')  # of a start that was killed
+
+    def no_links(source, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(manifest.os, "link", no_links)
+    held = settle(tmp_path, {"budgets": [1]}, {"commit": "1"}, "rsm eval")
+    assert held == read(tmp_path)
+    assert settle(tmp_path, {"budgets": [1]}, {"commit": "1"}, "again")["command"] == "rsm eval"
+
+
 def test_folders_that_hold_no_run_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ManifestError, match=r"has files in it and no manifest\.json"):
@@ -483,6 +537,39 @@ def test_folders_that_hold_no_run_are_refused(tmp_path):
     (tmp_path / "manifest.json").write_text('{"sett')
     with pytest.raises(ManifestError, match="not valid JSON"):
         settle(tmp_path, {}, {}, "")
+
+
+class Modelled(Newest):
+    """Says that its model failed it: once for every write of a stream of e1, and for one question."""
+
+    def write_fallbacks(self, stream):
+        return len(self.writes) if stream == "e1/e1" else 0
+
+    def read_fallbacks(self, query):
+        return 2 if query.id == "e0-q1" else 0
+
+
+def test_fallbacks_of_memories_that_a_model_runs_are_told(tmp_path):
+    made = {"plain": Newest, "modelled": Modelled}
+    work = plan(lambda name, seed: made[name](seed), methods=tuple(made), seeds=(0, 1))
+    run_into(tmp_path / "whole", work)
+    held = list(read_lines(tmp_path / "whole" / "memories.jsonl"))[:6]
+    assert [m.get("fallbacks") for m in held] == [None, None, None, 0, 3, 0]
+    assert "fallbacks" not in held[0]
+    rows = [r for r in results(tmp_path / "whole") if r["question"] == "e0-q1" and r["seed"] == 0]
+    assert [r.get("fallbacks") for r in rows] == [None, None, 2, 2]
+    told = {(s["method"], s["budget"]): s["fallbacks"] for s in summarise(tmp_path / "whole")}
+    expected = 2 * (3 + 2)  # seeds
+    assert told == {
+        ("plain", 16): None, ("plain", 60): None,
+        ("modelled", 16): expected, ("modelled", 60): expected,
+    }  # fmt: skip
+    part = tmp_path / "part"  # a run that was killed tells the same
+    part.mkdir()
+    lines = (tmp_path / "whole" / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (part / "results.jsonl").write_bytes(b"".join(lines[:40]))
+    run_into(part, work)
+    assert contents(part) == contents(tmp_path / "whole")
 
 
 def test_summary_is_the_mean_of_what_there_is(tmp_path):

@@ -121,7 +121,11 @@ def test_real_references_score_one_against_themselves(data_folder):
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [("yes", 1), ("No.", 0), ("No, wait ... YES", 1), ("yes? **no**", 0), ("I know yesterday", None),
-     ("", None), ("nothing to say", None)],
+     ("", None), ("nothing to say", None), ("So: yes", 1), ("I'd say yes", 1), ("Yes it does.", 1),
+     ("No it does not", 0), ("No, because it errs", 0), ("The answer is no", 0), ("Yes, no doubt.", 1),
+     ("Is it right? Yes.", 1), ("yes.\n\nThere is no contradiction.", 1),
+     ("It names no such thing.\nno", 0), ("There is no mention of it", None), ("yes or no", None),
+     ("not yes", None), ("yes?", None), ("Yes, but only in part", None)],
 )  # fmt: skip
 def test_the_last_yes_or_no_counts(text, verdict):
     assert yes_or_no(text) == verdict
@@ -130,7 +134,26 @@ def test_the_last_yes_or_no_counts(text, verdict):
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [("correct", 1), ("Wrong", 0), ("It is correct that ... so: wrong.", 0), ("incorrect", 0),
-     ("not correct", 0), ("not wrong", 1), ("corrected", None), ("maybe", None)],
+     ("corrected", None), ("maybe", None), ("", None),
+     # alone, or what something is said to be
+     ("Correct.", 1), ("CORRECT", 1), ("**Wrong**", 0), ("'correct'", 1), ('{"label": "correct"}', 1),
+     ("Verdict: **Correct**", 1), ("Final verdict: Incorrect.", 0), ("The answer is correct", 1),
+     ("It is wrong because it never names the cue.", 0), ("Correct - it heeds the cue", 1),
+     ("correct\n(it mentions sugar)", 1), ("The reply is completely wrong", 0),
+     ("The reply does not show it, so it is wrong.", 0),
+     ("The reply does not show it so the verdict is wrong.", 0),
+     # what is denied is not correct, and what is not wrong is not said to be correct
+     ("not correct", 0), ("not quite correct", 0), ("not entirely correct", 0),
+     ("That isn't correct.", 0), ("It isn’t quite correct", 0), ("It cannot be called correct.", 0),
+     ("The answer is not wrong", None), ("not wrong", None), ("not incorrect", None),
+     ("neither correct nor wrong", None), ("I would not call it correct.", None),
+     # a part of it is neither
+     ("partially correct", None), ("The reply is mostly correct.", None), ("nearly correct", None),
+     ("far from correct", None), ("Correct, but only in part.", None), ("correct in part", None),
+     # not said of the reply
+     ("The correct answer names the cue.\nwrong", 0), ("Wrong. The correct reply names it.", 0),
+     ("It lacks the correct cue", None), ("correct or wrong", None),
+     ("Is it correct? I cannot tell.", None), ("Correct? No.", None)],
 )  # fmt: skip
 def test_correct_or_wrong(text, verdict):
     assert correct_or_wrong(text) == verdict
@@ -141,6 +164,8 @@ def test_correct_or_wrong(text, verdict):
     [("Score: 3", 1), ("I give it 2 points.\nScore: 1", 1 / 3), ("**Score**: 2", 2 / 3), ("0", 0),
      (' "3" ', 1), ('{"score": 2}', 2 / 3), ("Score: 1 ... Score: 2", 2 / 3), ("score = 2.0", 2 / 3),
      ("Score: 4", None), ("Score: 2.5", None), ("Score: 31", None), ("3 of 5 points", None),
+     ("Score: 2/3", 2 / 3), ("Score: 3 / 5", None), ("Score: 2 out of 10", None),
+     ("Score: 1-2", None), ("Score: 10-2", None), ("Score: 3\n- natural", 1),
      ("good", None)],
 )  # fmt: skip
 def test_grades(text, share):
@@ -176,8 +201,8 @@ def test_a_model_judges_each_answer():
     verdicts = judge.judge(cases)
     assert [v.score for v in verdicts] == [1, 0, None, None, None, None]
     errors = [v.error.type if v.error else None for v in verdicts]
-    assert errors == [None, None, "NoAnswer", "NoVerdict", "TimeLimit", "NoReference"]
-    assert "I like turtles" in verdicts[3].error.message
+    assert errors == [None, None, "NoAnswer", "UnreadableVerdict", "TimeLimit", "NoReference"]
+    assert verdicts[3].error.message == "unreadable verdict (ama_bench): 'I like turtles'"
     assert (verdicts[0].raw, verdicts[0].prompt_tokens, verdicts[0].cost) == ("So: yes", 5, 0.2)
     assert len(reader.prompts) == 4  # what cannot be judged is not asked
     text = reader.prompts[0].messages[0]["content"]
@@ -228,6 +253,16 @@ def test_the_cue_judge_and_the_grades():
     assert verdicts[1].error.type == "NoReference"
     graded = ModelJudge(ChatReader(lambda m: "fine\nScore: 2"), "realmem")
     assert graded.judge([case("a")])[0].score == pytest.approx(2 / 3)
+
+
+def test_the_end_of_an_unreadable_reply_is_shown():
+    judge = ModelJudge(
+        ChatReader(lambda m: "It hints at it. " * 40 + "Partially correct"), "locomo-plus"
+    )
+    [verdict] = judge.judge([case("a", None, cue="A: x")])
+    assert (verdict.score, verdict.error.type) == (None, "UnreadableVerdict")
+    assert verdict.error.message.endswith("Partially correct'")
+    assert len(verdict.error.message) < 200
 
 
 def test_the_hash_follows_the_templates(monkeypatch):
@@ -340,6 +375,34 @@ def test_a_lone_surrogate_in_a_reference_leaves_the_others_alone(local):
     fine, odd, same = LikelihoodJudge(local, "plain").judge(cases)
     assert fine.error is None
     assert odd.score == same.score
+
+
+def test_where_memory_is_short_likelihoods_come_from_smaller_batches(local, tmp_path, monkeypatch):
+    cases = [scored("x" * n, "the memory") for n in (3, 90, 0, 40, 150, 7)]
+    expected = [v.score for v in LikelihoodJudge(local, "plain").judge(cases)]
+    sizes = []
+
+    def short(local, pairs):
+        sizes.append(len(pairs))
+        if len(pairs) > 2 or max(len(prompt) for prompt, _ in pairs) > longest:
+            raise torch.OutOfMemoryError("CUDA out of memory.\n Tried to allocate 2 GiB")
+        return mean_log_probability(local, pairs)
+
+    judge = LikelihoodJudge(local, "plain", cache=tmp_path / "scores")
+    longest = len(judge._tokens(cases[4])[0]) - 1  # one does not fit even alone
+    with monkeypatch.context() as patch:
+        patch.setattr("rsm_torch.eval.judges.likelihood.mean_log_probability", short)
+        found = judge.judge(cases)
+    assert sizes[:2] == [6, 3]
+    assert [v.score for v in found] == [
+        None if place == 4 else pytest.approx(score, abs=1e-3)
+        for place, score in enumerate(expected)
+    ]
+    assert found[4].error == Failure(
+        "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"
+    )
+    # what failed is not kept, all else is
+    assert judge.judge(cases)[4].score == pytest.approx(expected[4], abs=1e-3)
 
 
 def test_likelihoods_are_kept_on_disk(local, tmp_path, monkeypatch):

@@ -321,6 +321,26 @@ def test_a_batch_gives_the_likeliest_tokens_of_each_prompt(local):
     assert [one.completion_tokens for one in answers] == list(map(len, expected))
 
 
+def test_where_memory_is_short_a_batch_is_read_in_halves(local, monkeypatch):
+    expected = LocalReader(local, max_tokens=6).answer([*PROMPTS, ask("y"), ask("zz")])
+    longest, sizes = len(prompt_ids(local, PROMPTS[1])), []
+
+    def short(local, prompts, limit):
+        sizes.append(len(prompts))
+        if len(prompts) > 2 or max(map(len, prompts)) == longest:  # which fits not even alone
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return greedy(local, prompts, limit)
+
+    monkeypatch.setattr("rsm_torch.eval.readers.local.greedy", short)
+    answers = LocalReader(local, max_tokens=6).answer([*PROMPTS, ask("y"), ask("zz")])
+    assert sizes == [5, 2, 3, 1, 2, 1, 1]
+    assert [one.text for one in answers] == [
+        None if place == 1 else one.text for place, one in enumerate(expected)
+    ]
+    assert answers[1].error.type == "OutOfMemoryError"
+    assert answers[1].prompt_tokens == expected[1].prompt_tokens
+
+
 def test_answers_stop_at_the_end_token(local):
     ids = prompt_ids(local, PROMPTS[1])
     end = one_by_one(local, ids, 8)[3]

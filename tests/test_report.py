@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -160,6 +161,27 @@ def test_the_front_holds_what_nothing_beats(tmp_path):
     ).write(tmp_path / "run")  # fmt: skip
     data = made(run)["datasets"]["made"]
     assert [c["method"] for c in data["cells"] if c["pareto"]] == ["cheap", "good", "dear"]
+
+
+def test_fallbacks_are_shown_where_there_are_any(tmp_path):
+    run = MadeRun(noisy, seeds=(0, 1)).write(tmp_path / "run")
+    assert "| fallbacks |" not in make_report([run], Choices(resamples=FEW)).markdown()
+    for name in ("memories", "results"):
+        file = run / f"{name}.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            if line["method"] == "better":
+                line["fallbacks"] = int(line["episode"] == "e3") * line.get("budget", 1)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = make_report([run], Choices(resamples=FEW))
+    # by seed: once in writing e3, and for its two questions as many as the budget
+    assert cell(report.numbers, "better", 1000)["fallbacks"] == 2 * (1 + 2 * 1000)
+    assert cell(report.numbers, "better", 2000)["fallbacks"] == 2 * (1 + 2 * 2000)
+    assert cell(report.numbers, "plain", 1000)["fallbacks"] is None
+    text = report.markdown()
+    assert "| method | failed | fallbacks | tokens |" in text
+    assert "| 4,002 |" in text
+    assert "gave nothing usable" in text
 
 
 def test_lower_is_better_by_name():

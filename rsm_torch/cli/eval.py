@@ -9,13 +9,20 @@ import typer
 
 from rsm_torch.cli.errors import CommandError, one_line_errors
 from rsm_torch.cli.eta import Eta
+from rsm_torch.cli.eval_options import (
+    at_least,
+    check_device,
+    check_dtype,
+    parts,
+    server_limits,
+    whole,
+)
 from rsm_torch.cli.output import print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_SEED = 2**32 - 1  # of numpy and scikit-learn
-DTYPES = ("float32", "float16", "bfloat16")
 COLUMNS = ("evidence", "coverage", "tokens", "groups", "KB", "write s", "read ms")
 
 
@@ -68,14 +75,34 @@ def evaluate(
     dtype: Annotated[
         str | None, typer.Option(help="Of local models, as bfloat16; by default as saved.")
     ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds for one try of a server; by default 60.")
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Seconds for one prompt to a server, all tries; by default 300."),
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="Further tries after a server's failure; by default 4.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Prompts that a server is sent at once; by default 8.")
+    ] = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="When all is done, ask what failed once more."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Compare memories: what their contexts hold at each budget, and what a reader does with it.
 
     Writes OUT/results.jsonl, a line for each question, method, budget and seed, and prints means.
-    A run that was stopped, even killed, goes on with the same command.
+    A run that was stopped, even killed, goes on with the same command; one with failed questions
+    asks them again with the same command and --retry-failed. Limits of a server may change between.
     """
+    from rsm_torch.cli.eval_models import Asked
     from rsm_torch.cli.eval_setup import Request, set_up
+    from rsm_torch.eval.retrying import retry
     from rsm_torch.eval.run import run
     from rsm_torch.eval.run_folder import RunFolder
     from rsm_torch.eval.summary import summarise
@@ -84,26 +111,27 @@ def evaluate(
         dataset=dataset,
         data=data,
         methods=methods,
-        budgets=_whole("--budgets", budgets, least=1),
-        seeds=_whole("--seeds", seeds, least=0, most=MOST_SEED),
+        budgets=whole("--budgets", budgets, least=1),
+        seeds=whole("--seeds", seeds, least=0, most=MOST_SEED),
         limit=limit,
         sample=sample,
-        reader=reader,
-        judges=[] if judge.strip() == "none" else _parts(judge),
-        chat=chat,
+        models=Asked(
+            reader=reader,
+            judges=[] if judge.strip() == "none" else parts(judge),
+            chat=chat,
+            prices=prices,
+            device=device,
+            dtype=dtype,
+            limits=server_limits(timeout, time_limit, retries, concurrency),
+        ),
         tau=tau,
         embedder=embedder,
         tokenizer=tokenizer,
-        prices=prices,
-        device=device,
-        dtype=dtype,
     )
-    if dtype is not None and dtype not in DTYPES:
-        raise CommandError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    for name, value in (("--limit", limit), ("--sample", sample)):
-        if value is not None and value < 1:
-            raise CommandError(f"{name}: expected at least 1, got {value}")
-    _check_device(device)
+    check_dtype(dtype)
+    at_least("--limit", limit, 1)
+    at_least("--sample", sample, 1)
+    check_device(device)
     if out is not None and out.exists() and not out.is_dir():
         raise CommandError(f"--out: {out} is a file, expected a folder")
     with Eta() as eta:
@@ -111,6 +139,8 @@ def evaluate(
         stderr().print(f"run: {ready.folder}", markup=False, soft_wrap=True)
         with RunFolder(ready.folder) as folder:
             run(ready.plan, ready.prepared, folder, eta)
+            if retry_failed:
+                retry(ready.plan, ready.prepared, folder, eta)
     lines = summarise(ready.folder)
     if as_json:
         print_json({"out": str(ready.folder), "settings": ready.settings, "summary": lines})
@@ -119,8 +149,8 @@ def evaluate(
     failed = sum(line["errors"] for line in lines)
     if failed:
         note = (
-            f"{failed} of the lines have an error; see {ready.folder / 'results.jsonl'}. They stand: "
-            "to ask again, give another --out; answers that came are kept and cost nothing"
+            f"{failed} of the lines have an error; see {ready.folder / 'results.jsonl'}. The same "
+            "command with --retry-failed asks them again; answers that came cost nothing"
         )
         stderr().print(note, markup=False, soft_wrap=True)
 
@@ -130,12 +160,12 @@ def table(lines: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     scores = list(dict.fromkeys(name for line in lines for name in line["scores"]))
-    errors = any(line["errors"] for line in lines)
+    counts = [name for name in ("fallbacks", "errors") if any(line[name] for line in lines)]
     made = Table(box=None, padding=(0, 1, 0, 0))
     made.add_column("method", min_width=max((len(line["method"]) for line in lines), default=0))
     kinds = [name.partition(":")[0] for name in scores]  # of "likelihood:MODEL"
     heads = kinds if len(set(kinds)) == len(kinds) else scores
-    for column in ("budget", *heads, *COLUMNS, *(["errors"] if errors else [])):
+    for column in ("budget", *heads, *COLUMNS, *counts):
         made.add_column(column, justify="right")
     for line in lines:
         size = line["bytes"]
@@ -150,37 +180,10 @@ def table(lines: list[dict[str, Any]]) -> Table:
             _shown(None if size is None else size / 1000, ",.0f"),
             _shown(line["write_s"], ".2f"),
             _shown(line["read_ms"], ".1f"),
-            *([str(line["errors"] or "")] if errors else []),
+            *(str(line[name] or "") for name in counts),
         )
     return made
 
 
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        why = str(error).splitlines()[0]
-        raise CommandError(f"--device: cannot use {device!r} here ({why})") from error
-
-
-def _parts(given: str) -> list[str]:
-    """What stands between commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in given.split(",")))
-
-
-def _whole(option: str, given: str, least: int, most: int | None = None) -> list[int]:
-    parts = _parts(given)
-    plain = all(part.isascii() and part.isdigit() for part in parts)
-    if not plain or not all(least <= int(part) <= (most or int(part)) for part in parts):
-        upto = "" if most is None else f" and at most {most}"
-        raise CommandError(
-            f"{option}: expected whole numbers of at least {least}{upto}, separated by commas, "
-            f"got {given!r:.80}"
-        )
-    return list(dict.fromkeys(map(int, parts)))

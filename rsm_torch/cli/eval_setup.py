@@ -15,15 +15,15 @@ from typing import Any
 
 from rsm_torch.cli import embedding
 from rsm_torch.cli.errors import CommandError
+from rsm_torch.cli.eval_models import Asked, make_models
 from rsm_torch.eval.datasets import Episode
 from rsm_torch.eval.judges.protocol import Judge
+from rsm_torch.eval.plan import Plan
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.preparing import QUANTILE, Report, Rows
-from rsm_torch.eval.readers.protocol import NoReader, Reader
-from rsm_torch.eval.run import Plan
+from rsm_torch.eval.readers.protocol import Reader
 
 HELD_OUT = 10  # episodes after the limit that the threshold is calibrated on
-ANSWER_TOKENS, NOTE_TOKENS = 256, 1024  # of an answer; of what memories have a model write
 RUNS = Path("runs")
 
 
@@ -38,15 +38,10 @@ class Request:
     seeds: Sequence[int]
     limit: int | None
     sample: int | None
-    reader: str
-    judges: Sequence[str]
-    chat: str
+    models: Asked
     tau: str | None
     embedder: str | None
     tokenizer: str | None
-    prices: Path | None
-    device: str
-    dtype: str | None
 
 
 @dataclass(frozen=True)
@@ -78,12 +73,12 @@ def set_up(request: Request, out: Path | None, report: Report) -> Ready:
     dataset = format_name(request.dataset)
     methods = method_names(request.methods)
     talking = [name for name in methods if name in GROUPS["all-llm"]]
-    if talking and request.chat.strip() == "none":
+    if talking and request.models.chat.strip() == "none":
         raise CommandError(
             f"--chat: {', '.join(talking)}: run by a language model; name one, as openai:MODEL"
         )
     episodes, beyond = _episodes(dataset, request)
-    reader, judges, chat = _models(dataset, request)
+    reader, judges, chat = make_models(dataset, request.models)
     embedder = embedding.open_embedder(request.embedder)
     own = embedding.tokenizer_of(embedder)
     tokenizer = _counting(request, reader, judges, own)
@@ -139,34 +134,6 @@ def sampled(episodes: list[Episode], most: int) -> list[Episode]:
         for e, episode in enumerate(episodes)
     ]
     return [episode for episode in asked if episode.questions]
-
-
-def _models(dataset: str, request: Request) -> tuple[Reader, list[Judge], Reader | None]:
-    """The reader, the judges, and the reader that memories talk to."""
-    from rsm_torch.cache import cache_folder
-    from rsm_torch.eval.judges import make_judge
-    from rsm_torch.eval.readers import load_prices, make_reader
-
-    prices = None if request.prices is None else load_prices(request.prices)
-    replies = cache_folder("replies")
-    if request.reader.strip() == "none":
-        for judge in request.judges:
-            if not judge.startswith("likelihood:"):
-                raise CommandError(
-                    f"--judge: {judge!r} judges answers, and --reader none gives none; name a "
-                    "reader, or a likelihood judge, which needs none"
-                )
-    local: dict[str, Any] = {"device": request.device, "dtype": request.dtype}
-    reader, chat = (
-        make_reader(spec, cache=_replies(replies, spec), prices=prices, max_tokens=most, **local)
-        for spec, most in ((request.reader, ANSWER_TOKENS), (request.chat, NOTE_TOKENS))
-    )
-    judges = [make_judge(spec, dataset, cache=replies, **local) for spec in request.judges]
-    return reader, judges, None if isinstance(chat, NoReader) else chat
-
-
-def _replies(folder: Path, spec: str) -> Path:
-    return folder / f"{_digest(spec)}.jsonl"
 
 
 def _counting(request: Request, reader: Reader, judges: Sequence[Judge], own: Any) -> Any:

@@ -23,12 +23,15 @@ class Got:
         tokens: for each budget the count of the context's text; None without one.
         ranked: ids of chunks, best first; None of a memory that ranks nothing.
         seconds: that the contexts took; of questions asked together, an equal share.
+        fallbacks: how often the memory's model gave nothing usable on the way; None of a memory
+            that asks none about a question.
     """
 
     contexts: list[Context | Failure]
     tokens: list[int | None]
     ranked: list[str] | None
     seconds: float
+    fallbacks: int | None = None
 
 
 def ask(
@@ -77,7 +80,9 @@ def _alone(memory: Any, query: Query, budgets: Sequence[int], count: TokenCounte
             ranked = memory.rankings([query])[0]
         except FAILURES as error:
             row = [one if isinstance(one, Failure) else failure(error) for one in row]
-    return _got(row, budgets, ranked, time.perf_counter() - began, count)
+    seconds = time.perf_counter() - began
+    fallbacks = memory.read_fallbacks(query) if hasattr(memory, "read_fallbacks") else None
+    return _got(row, budgets, ranked, seconds, count, fallbacks)
 
 
 def _got(
@@ -86,6 +91,7 @@ def _got(
     ranked: Sequence[str] | None,
     seconds: float,
     count: TokenCounter,
+    fallbacks: int | None = None,
 ) -> Got:
     contexts: list[Context | Failure] = []
     tokens: list[int | None] = []
@@ -95,4 +101,5 @@ def _got(
         if used is not None and used > budget:
             one = Failure("OverBudget", f"the context has {used} tokens, the budget is {budget}")
         contexts.append(one)
-    return Got(contexts, tokens, None if ranked is None else list(ranked), seconds)
+    ranking = None if ranked is None else list(ranked)
+    return Got(contexts, tokens, ranking, seconds, fallbacks)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 FORMAT = 1
 NAME = "manifest.json"
+PART = ".part"  # of a file that is not written whole yet
 
 
 class ManifestError(ValueError):
@@ -35,17 +37,17 @@ def settle(
     file = folder / NAME
     wanted = json.loads(json.dumps({"format": FORMAT, "settings": settings}))
     made = json.loads(json.dumps(made_with))
+    folder.mkdir(parents=True, exist_ok=True)
+    there = any(found.suffix != PART for found in folder.iterdir())
+    # looked for after the others: a run that starts at the same time writes it before them
     if not file.exists():
-        if folder.exists() and any(
-            f.name != file.with_suffix(".part").name for f in folder.iterdir()
-        ):
+        if there:
             raise ManifestError(
                 f"--out: {folder} has files in it and no {NAME}; give a new or an empty folder"
             )
-        folder.mkdir(parents=True, exist_ok=True)
         held = {"command": command, **wanted, "made_with": [made]}
-        _replace(file, held)
-        return held
+        if _first(file, held):
+            return held
     held = read(folder)
     changed = differences({k: held.get(k) for k in wanted}, wanted)
     if changed:
@@ -97,11 +99,30 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _first(file: Path, held: dict[str, Any]) -> bool:
+    """Write a file that is not there; False where another start was quicker, whose file stays."""
+    part = _part(file, held)
+    try:
+        os.link(part, file)  # fails where the name is taken, unlike a rename
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links: of two starts at once the later one's stays
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+    return True
+
+
 def _replace(file: Path, held: dict[str, Any]) -> None:
     """The new file, or after a kill the old one; never half of one."""
-    part = file.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as out:
+    os.replace(_part(file, held), file)
+
+
+def _part(file: Path, held: dict[str, Any]) -> Path:
+    """The content on disk under a name that no other process uses."""
+    part = file.with_name(f"{file.stem}-{os.getpid()}-{secrets.token_hex(4)}{PART}")
+    with part.open("x", encoding="utf-8") as out:
         out.write(json.dumps(held, indent=2, ensure_ascii=False) + "\n")
         out.flush()
         os.fsync(out.fileno())
-    os.replace(part, file)
+    return part

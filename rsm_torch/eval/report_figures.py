@@ -31,12 +31,14 @@ def figures(values: Values, runs: Sequence[Run], choices: Choices) -> Numbers:
     known, free = list(flat), free_of_budget(values, flat)
     main = choices.metric if choices.metric in known else next(iter(known), None)
     held, times = _memories(values, runs), _timings(values, runs)
+    fallbacks = _fallbacks(values, runs)
     tokens = estimates(average(values.tokens), values.episodes, choices)
     cells: list[Numbers] = [
         {
             "method": method, "budget": budget, "rows": int(values.rows[c]),
             "failed": int(values.failed[c]), "tokens": tokens[c],
             **held.get(method, {"groups": None, "bytes": None, "chunks": None}),
+            "fallbacks": fallbacks.get((method, budget)),
             "times": times.get((method, budget), {}), "figures": {}, "pareto": False,
         }
         for c, (method, budget) in enumerate(values.cells)
@@ -136,6 +138,22 @@ def _memories(values: Values, runs: Sequence[Run]) -> dict[str, Numbers]:
         method: {name: _mean(parts[name]) for name in ("chunks", "groups", "bytes")}
         for method, parts in seen.items()
     }
+
+
+def _fallbacks(values: Values, runs: Sequence[Run]) -> dict[Cell, int]:
+    """By cell: how often a memory's model gave nothing usable, in writing all episodes and for the
+    cell's questions; no entry for memories that none runs."""
+    told: dict[Cell, int] = defaultdict(int)
+    for _, line in _lines_of(values, runs, "memories"):
+        if line.get("fallbacks") is not None:
+            for cell in values.cells:
+                if cell[0] == line["method"]:
+                    told[cell] += line["fallbacks"]
+    for run in runs:
+        for row in run.rows:
+            if row.dataset == values.dataset and row.fallbacks is not None:
+                told[row.method, row.budget] += row.fallbacks
+    return dict(told)
 
 
 def _timings(values: Values, runs: Sequence[Run]) -> dict[Cell, Numbers]:

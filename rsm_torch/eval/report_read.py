@@ -29,7 +29,8 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question put to one memory at one budget. `figures`: its metrics, then its scores."""
+    """One question put to one memory at one budget. `fallbacks`: how often the memory's model gave
+    nothing usable on the way; None of a memory that asks none."""
 
     dataset: str
     episode: str
@@ -42,6 +43,7 @@ class Row:
     metrics: Mapping[str, float | None]
     scores: Mapping[str, float | None]
     error: Mapping[str, Any] | None
+    fallbacks: int | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -173,6 +175,7 @@ def _row(file: Path, at: int, line: Mapping[str, Any]) -> Row:
         metrics=metrics,
         scores=scores,
         error=None if error is None else {name: _text(part) for name, part in error.items()},
+        fallbacks=line.get("fallbacks"),
     )
 
 

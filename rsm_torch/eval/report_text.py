@@ -96,6 +96,13 @@ def _legend(report: Numbers) -> list[str]:
         "lie in [0, 1], if it was not answered; it is left out of n where a judge gave no verdict, "
         "and of figures without a worst value, such as likelihoods.",
     ]
+    cells = [cell for dataset in report["datasets"].values() for cell in dataset["cells"]]
+    if any(cell["fallbacks"] for cell in cells):
+        lines.append(
+            "fallbacks counts how often the model that runs a memory gave nothing usable, in writing "
+            "and for the questions at that budget, so that the memory went on without: with many, "
+            "figures tell more of the model than of the memory."
+        )
     if report["baseline"]:
         lines.append(
             f"↑ or ↓: above or below {report['baseline']} at the same budget, paired by question: one "
@@ -167,11 +174,13 @@ def _table(
 
 def _costs(cells: Sequence[Numbers]) -> tuple[list[str], list[list[str]]]:
     times = [name for name in _TIMES if any(cell["times"].get(name) for cell in cells)]
-    head = ["method", "failed", "tokens", "groups", "bytes", *(_TIMES[name] for name in times)]
+    fell = ["fallbacks"] if any(cell["fallbacks"] for cell in cells) else []
+    head = ["method", "failed", *fell, "tokens", "groups", "bytes", *(_TIMES[n] for n in times)]
     rows = [
         [
             cell["method"] + (" ◆" if cell["pareto"] else ""),
             f"{cell['failed']:,}",
+            *("–" if cell[name] is None else f"{cell[name]:,}" for name in fell),
             "–" if cell["tokens"] is None else f"{cell['tokens']['mean']:,.0f}",
             "–" if cell["groups"] is None else f"{cell['groups']:,.1f}",
             size(cell["bytes"]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rsm_torch.eval.answering import Outcome
+from rsm_torch.eval.asking import Got
 from rsm_torch.eval.metrics import coverage, in_context, of_ranking
 from rsm_torch.eval.prepared import Asked, Prepared
 from rsm_torch.eval.readers.protocol import Failure
@@ -26,8 +27,8 @@ def result(
     label: Label,
     asked: Asked,
     budget: int,
-    context: Context | Failure,
-    tokens: int | None,
+    got: Got,
+    at: int,
     figures_of_ranking: dict[str, float | None],
     outcome: Outcome | None,
     scores: Sequence[str],
@@ -36,12 +37,13 @@ def result(
     """A line of results: nothing in it differs between two runs of the same work.
 
     Args:
-        context: what the memory gave, or why it gave none, which happened at `stage`.
-        tokens: counted by the runner, null without a context.
+        got: what the memory gave, or why it gave none, which happened at `stage`.
+        at: the budget's place in it.
         figures_of_ranking: those of `of_ranking`, the same at every budget.
         outcome: of reader and judges; None where they were not asked.
         scores: the judges' names.
     """
+    context, tokens = got.contexts[at], got.tokens[at]
     held = context if isinstance(context, Context) else None
     metrics = in_context(asked.target if held else None, held.ids if held else ())
     metrics |= figures_of_ranking
@@ -64,6 +66,7 @@ def result(
         "answer": outcome.answer if outcome else None,
         "scores": outcome.scores if outcome else dict.fromkeys(scores),
         "error": error or (outcome.error if outcome else None),
+        **({} if got.fallbacks is None else {"fallbacks": got.fallbacks}),
     }
 
 

@@ -1,4 +1,4 @@
-"""The files of a run: lines in a fixed order, only ever added to.
+"""The files of a run: lines in a fixed order, added to, or replaced one for one where they failed.
 
 `results.jsonl` and `memories.jsonl` hold nothing that differs between two runs of the same work;
 what does stands in `timings.jsonl`. Work is counted by whole lines, so that a run which was killed
@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,33 @@ class Lines:
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add a batch, on disk when this returns."""
-        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
+        lines = [_encoded(row) for row in rows]
         if not lines:
             return
-        text = "\n".join(lines) + "\n"
-        self._file.write(text.encode("utf-8", "backslashreplace"))
+        self._file.write(b"".join(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
         self.count += len(lines)
+
+    def rows(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
+        """The lines from place `begin` on, before `end`."""
+        with self.path.open("rb") as file:
+            for line in islice(file, begin, end):
+                yield json.loads(line)
+
+    def replace(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """Put others in the place of some lines: all of them, or after a kill none."""
+        if not rows:
+            return
+        part = self.path.with_name(self.path.name + ".part")  # the folder is locked: nobody else's
+        with self.path.open("rb") as old, part.open("wb") as new:
+            for place, line in enumerate(old):
+                new.write(_encoded(rows[place]) if place in rows else line)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(part, self.path)
+        self._file.close()
+        self._file = self.path.open("a+b")
 
     def close(self) -> None:
         self._file.close()
@@ -68,6 +88,11 @@ class Lines:
             self._file.truncate(end)
             self._file.flush()
             os.fsync(self._file.fileno())
+
+
+def _encoded(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 class RunFolder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +19,8 @@ def summarise(folder: Path) -> list[dict[str, Any]]:
     Each line: method, budget, questions, errors, tokens, the means of every metric and score (over
     the questions that have one; None where none has), and of the memory: chunks, groups and bytes
     an episode, seconds to write all episodes and milliseconds to read one context, both None where
-    nothing was measured.
+    nothing was measured, and how often in all a model that runs the memory gave nothing usable,
+    None where none runs it.
     """
     cells: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in read_lines(folder / RESULTS):
@@ -41,6 +42,7 @@ def summarise(folder: Path) -> list[dict[str, Any]]:
                 for name in ("chunks", "groups", "bytes")
             },
             **_times(times[method, budget]),
+            "fallbacks": fallbacks([*memories[method], *rows]),
         }
         for (method, budget), rows in cells.items()
     ]
@@ -50,6 +52,13 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Of the values there are."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def fallbacks(lines: Iterable[Mapping[str, Any]]) -> int | None:
+    """How often the model of a memory gave nothing usable, by lines of memories and of questions;
+    None where no line tells."""
+    told = [line["fallbacks"] for line in lines if line.get("fallbacks") is not None]
+    return sum(told) if told else None
 
 
 def _questions(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -116,18 +116,24 @@ class AMem:
         self.neighbours, self.top_k = neighbours, top_k
         self._asker = Asker(chat)
         self._webs: dict[str, _Web] = {}
+        self._fallbacks: dict[str, int] = {}
 
     @property
     def failures(self) -> int:
+        """Fallbacks of all that was ever asked."""
         return self._asker.failures
 
     def observe(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
         """Files the next chunks; when the model or the embedder raises, none of them."""
         webs = {stream: self._webs.get(stream, _Web()).copy() for stream in chunks}
+        fallbacks = {stream: self.write_fallbacks(stream) for stream in chunks}
         for stream, new in chunks.items():
+            before = self.failures
             for chunk in new:
                 self._file(webs[stream], chunk)
+            fallbacks[stream] += self.failures - before
         self._webs.update(webs)
+        self._fallbacks.update(fallbacks)
 
     def context(self, query: Query, max_tokens: int) -> Context:
         return packed(self._retrieved(query), max_tokens, self.tokenizer)
@@ -142,6 +148,10 @@ class AMem:
         """Chunks, and notes, of which each has one."""
         held = len(self._webs[stream].notes) if stream in self._webs else 0
         return held, held
+
+    def write_fallbacks(self, stream: str) -> int:
+        """Fallbacks on the way to what is held of a stream."""
+        return self._fallbacks.get(stream, 0)
 
     def notes(self, stream: str) -> list[Note]:
         """The notes of a stream, oldest first."""

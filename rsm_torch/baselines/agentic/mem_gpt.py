@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rsm_torch.baselines.agentic.asking import (
@@ -64,6 +65,14 @@ SUMMARISE = (
     "of both, in the agent's own words, with names, numbers and what is still open. Write that alone."
 )
 SHORTENED = " [...]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a question found, and the fallbacks taken on the way."""
+
+    hits: list[Hit]
+    fallbacks: int
 
 
 class MemGPT:
@@ -115,20 +124,26 @@ class MemGPT:
             )
         self._asker, self._functions = Asker(chat), Functions(embed, page_size=page_size)
         self._minds: dict[str, Mind] = {}
-        self._asked: dict[str, dict[str, list[Hit]]] = {}
+        self._fallbacks: dict[str, int] = {}
+        self._asked: dict[str, dict[str, _Found]] = {}
 
     @property
     def failures(self) -> int:
+        """Fallbacks of all that was ever asked."""
         return self._asker.failures
 
     def observe(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
         """Runs the model on the next chunks; when it or the embedder raises, none are taken in."""
         minds = {stream: self._minds.get(stream, Mind()).copy() for stream in chunks}
+        fallbacks = {stream: self.write_fallbacks(stream) for stream in chunks}
         for stream, new in chunks.items():
+            before = self.failures
             for chunk in new:
                 minds[stream].recall[chunk.id] = chunk
                 self._event(minds[stream], line(chunk), chunk.id)
+            fallbacks[stream] += self.failures - before
         self._minds.update(minds)
+        self._fallbacks.update(fallbacks)
         for stream in chunks:
             self._asked.pop(stream, None)
 
@@ -138,8 +153,10 @@ class MemGPT:
             return packed([], max_tokens, self.tokenizer)
         asked = self._asked.setdefault(query.stream, {})
         if query.text not in asked:
-            asked[query.text] = self._searched(query)
-        return packed(asked[query.text], max_tokens, self.tokenizer)
+            before = self.failures
+            hits = self._searched(query)
+            asked[query.text] = _Found(hits, self.failures - before)
+        return packed(asked[query.text].hits, max_tokens, self.tokenizer)
 
     def nbytes(self) -> int:
         """Embeddings of archival storage (float32); all else is text."""
@@ -150,6 +167,15 @@ class MemGPT:
         """Chunks in recall storage and passages in archival storage."""
         mind = self._minds.get(stream)
         return (len(mind.recall), len(mind.archive)) if mind else (0, 0)
+
+    def write_fallbacks(self, stream: str) -> int:
+        """Fallbacks on the way to what is held of a stream."""
+        return self._fallbacks.get(stream, 0)
+
+    def read_fallbacks(self, query: Query) -> int:
+        """Fallbacks on the way to the question's context, since the last write."""
+        found = self._asked.get(query.stream, {}).get(query.text)
+        return 0 if found is None else found.fallbacks
 
     def mind(self, stream: str) -> Mind:
         """What is held of a stream, as a copy."""

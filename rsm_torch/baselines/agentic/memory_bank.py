@@ -95,21 +95,26 @@ class MemoryBank:
         self.day_chars = day_chars
         self._asker = Asker(chat)
         self._banks: dict[str, Bank] = {}
+        self._fallbacks: dict[str, int] = {}
         self._recalled: dict[str, set[str]] = {}
 
     @property
     def failures(self) -> int:
+        """Fallbacks of all that was ever asked."""
         return self._asker.failures
 
     def observe(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
         """Stores the next chunks; when the model or the embedder raises, none of them."""
         banks = {stream: self._banks.get(stream, Bank()).copy() for stream in chunks}
+        fallbacks = {stream: self.write_fallbacks(stream) for stream in chunks}
         for stream, new in chunks.items():
-            bank = banks[stream]
+            bank, before = banks[stream], self.failures
             bank.strengthen(self._recalled.get(stream, set()))
             for chunk in new:
                 self._store(stream, bank, chunk)
+            fallbacks[stream] += self.failures - before
         self._banks.update(banks)
+        self._fallbacks.update(fallbacks)
         for stream in chunks:
             self._recalled.pop(stream, None)
 
@@ -127,6 +132,10 @@ class MemoryBank:
         """Chunks that are not forgotten, and days."""
         bank = self._banks.get(stream)
         return (len(bank.kept), len(bank.days)) if bank else (0, 0)
+
+    def write_fallbacks(self, stream: str) -> int:
+        """Fallbacks on the way to what is held of a stream."""
+        return self._fallbacks.get(stream, 0)
 
     def bank(self, stream: str) -> Bank:
         """What is held of a stream, as a copy."""

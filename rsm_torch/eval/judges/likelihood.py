@@ -23,6 +23,7 @@ from torch import Tensor
 from rsm_torch.cache import RowCache
 from rsm_torch.eval.judges.protocol import NO_REFERENCE, Case, Verdict
 from rsm_torch.eval.prompts import dataset_key, prompts_hash, reader_prompt
+from rsm_torch.eval.readers.halving import in_halves
 from rsm_torch.eval.readers.local_model import LocalModel, left_padded, prompt_ids, window_of
 from rsm_torch.eval.readers.protocol import Failure
 from rsm_torch.eval.readers.reply_cache import content_key
@@ -59,8 +60,8 @@ class LikelihoodJudge:
         return {"judge": self.name, "model": self.local.key, "prompts": prompts_hash()}
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        """One verdict for each case, in their order; a case that does not fit the model's window
-        gets an error, nothing is cut."""
+        """One verdict for each case, in their order; a case that does not fit the model's window,
+        or alone the device's memory, gets an error, nothing is cut."""
         verdicts: dict[int, Verdict] = {}
         pairs: dict[int, Pair] = {}
         for place, case in enumerate(cases):
@@ -73,25 +74,34 @@ class LikelihoodJudge:
             else:
                 pairs[place] = pair
         scores = dict(zip(pairs, self.scores(list(pairs.values())), strict=True))
-        verdicts |= {place: Verdict(score) for place, score in scores.items()}
+        for place, score in scores.items():
+            if isinstance(score, Failure):
+                verdicts[place] = Verdict(None, score)
+            else:
+                verdicts[place] = Verdict(score)
         return [verdicts[place] for place in range(len(cases))]
 
-    def scores(self, pairs: Sequence[Pair]) -> list[float]:
-        """The score of each (prompt tokens, answer tokens), from the cache or computed."""
+    def scores(self, pairs: Sequence[Pair]) -> list[float | Failure]:
+        """The score of each (prompt tokens, answer tokens), from the cache or computed; why there is
+        none where the device's memory is too small for it alone."""
         keys = [content_key(["likelihood", self.local.key, *pair]) for pair in pairs]
-        known: dict[str, float] = {}
+        known: dict[str, float | Failure] = {}
         missing = dict(zip(keys, pairs, strict=True))
         if self.cache is not None:
             missing = {keys[at]: pairs[at] for at in self.cache.missing(keys)}
         for batch in _batches(missing, self.batch_tokens):
-            values = mean_log_probability(self.local, [missing[key] for key in batch])
-            known |= zip(batch, values.tolist(), strict=True)
-            if self.cache is not None:
-                self.cache.append(batch, values[:, None])
+            values = in_halves([missing[key] for key in batch], self._computed)
+            known |= zip(batch, values, strict=True)
+            fine = {k: v for k, v in zip(batch, values, strict=True) if isinstance(v, float)}
+            if self.cache is not None and fine:
+                self.cache.append(list(fine), torch.tensor(list(fine.values()))[:, None])
         kept = [key for key in keys if key not in known]
         if self.cache is not None and kept:
             known |= zip(kept, self.cache.read(kept)[:, 0].tolist(), strict=True)
         return [known[key] for key in keys]
+
+    def _computed(self, pairs: Sequence[Pair]) -> list[float]:
+        return mean_log_probability(self.local, pairs).tolist()
 
     def _tokens(self, case: Case) -> Pair:
         prompt = reader_prompt(self.dataset, case.question, case.context, case.about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rsm_torch.eval.judges.parsing import VERSION
 from rsm_torch.eval.judges.protocol import NO_ANSWER, NO_REFERENCE, Case, Verdict
 from rsm_torch.eval.judges.templates import Asked, asked, has_standard, templates_hash
 from rsm_torch.eval.prompts import dataset_key
@@ -16,7 +17,7 @@ MAX_TOKENS = 512  # room to reason before the verdict
 class ModelJudge:
     """Asks a reader for a verdict on each answer.
 
-    A reply without a verdict gives no score and an error, never a 0. Every score is in 0 to 1:
+    A reply in which no verdict can be read gives no score and an error, never a 0. Every score is in 0 to 1:
     yes, no, correct and wrong are 1 or 0, RealMem's grade 0 to 3 is divided by 3.
 
     Args:
@@ -33,6 +34,7 @@ class ModelJudge:
         return {
             "judge": self.name,
             "templates": templates_hash(),
+            "verdicts": VERSION,
             "model": dict(self.reader.describe()),
         }
 
@@ -61,8 +63,8 @@ def _verdict(ask: Asked, reply: Answer) -> Verdict:
     else:
         score, error = ask.read(reply.text), None
         if score is None:
-            shown = " ".join(reply.text.split())[:120]
-            error = Failure("NoVerdict", f"no verdict ({ask.template}) in the reply {shown!r}")
+            shown = " ".join(reply.text.split())[-120:]  # a verdict stands at the end
+            error = Failure("UnreadableVerdict", f"unreadable verdict ({ask.template}): {shown!r}")
     return Verdict(
         score, error, reply.text or "",
         reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.cost,

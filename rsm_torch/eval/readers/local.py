@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rsm_torch.eval.readers.halving import in_halves
 from rsm_torch.eval.readers.local_model import (
     LocalModel,
     left_padded,
@@ -26,7 +27,8 @@ class LocalReader:
 
     Prompts are padded on the left and run in batches of like length. Rounding depends on the
     batch, so an answer that hangs on a tie can differ between batch sizes; `batch_size=1` gives the
-    same answer whatever else is asked.
+    same answer whatever else is asked. A batch for which the device's memory is too small is run in
+    halves; a prompt for which it is too small alone gets an error.
 
     Args:
         local: the model with its tokenizer.
@@ -98,9 +100,15 @@ class LocalReader:
         answers: dict[int, Answer],
     ) -> None:
         began = time.perf_counter()
-        new = greedy(self.local, [ids[place] for place in batch], limits[batch[0]])
+        new = in_halves(
+            [ids[place] for place in batch],
+            lambda prompts: greedy(self.local, prompts, limits[batch[0]]),
+        )
         share = (time.perf_counter() - began) / len(batch)
         for place, tokens in zip(batch, new, strict=True):
+            if isinstance(tokens, Failure):
+                answers[place] = Answer(None, len(ids[place]), seconds=share, error=tokens)
+                continue
             text = self.local.tokenizer.decode(tokens, skip_special_tokens=True).strip()
             counts = len(ids[place]), len(tokens)
             self.cache.put(
