@@ -127,7 +127,7 @@ def unit_rows(x: Tensor, valid: Tensor | None, name: str) -> Tensor:
     x = x if x.dtype == torch.float64 else x.float()
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     plain = (norm >= 1 / SAFE) & (norm <= SAFE)
-    if bool(plain.all()):
+    if bool((plain if valid is None else plain | ~valid[..., None]).all()):
         unit = (x / norm).float()
     else:
         unit, known = directions(x)

@@ -53,20 +53,27 @@ def merge_gate(
     held = int(n_members[slots].max())
     s = sums[run(slots), : int(live.max())]  # a view where slots follow one another
     for t0 in range(0, T, BLOCK):
+        if t0 and not x.is_cuda:
+            going = valid[here, t0:].any(1)  # the others are padding from here on
+            if not bool(going.any()):
+                break
+            if not bool(going.all()):
+                here, live, s = here[going], live[going], s[going]
+        at = slice(None) if len(here) == B else here
         block = slice(t0, min(t0 + BLOCK, T))
-        xb, vb = x[:, block], valid[:, block]
+        xb, vb = x[at, block], valid[at, block]
         # Members so far: those held before, and the chunks of earlier blocks.
-        sources = [Source(scores or products(members), member_atom, n_members, slots, held)]
+        sources = [Source(scores or products(members), member_atom, n_members, slots[at], held)]
         if t0:
-            sources.append(Source(products(x), atoms, torch.full_like(here, t0), here, t0))
+            sources.append(Source(products(x), atoms, n_members.new_full((B,), t0), here, t0))
         candidates: tuple[Tensor, ...] = ()
         if gate == "max_member":
             find = best_member if scope == "all" else best_member_per_atom
             candidates = find(xb, sources, s.shape[1] + xb.shape[1])
         before = live
-        atoms[:, block], opened[:, block], live = scan(xb, vb, s, live, candidates, tau, routing)
+        atoms[at, block], opened[at, block], live = scan(xb, vb, s, live, candidates, tau, routing)
         if block.stop < T:
-            s = grown(s, before, xb, atoms[:, block], int(live.max()))
+            s = grown(s, before, xb, atoms[at, block], int(live.max()))
     return atoms, opened
 
 

@@ -37,8 +37,8 @@ class Shards:
         self._at: dict[str, tuple[int, int]] = {}  # shard and slot of each stream
 
     def write(self, new: Mapping[str, Tensor]) -> None:
-        """Take in vectors [T, D] of each stream, T > 0: one batch for each shard, two where the
-        shortest would be padded to more than four times its length."""
+        """Take in vectors [T, D] of each stream, T > 0: one batch for each shard, more where the
+        shortest would be padded to more than twice its length."""
         self._place([s for s in new if s not in self._at], {s: len(x) for s, x in new.items()})
         for shard, streams in self._by_shard(new):
             for some in _batches(streams, new):
@@ -109,7 +109,7 @@ def _batches(streams: Sequence[str], x: Mapping[str, Tensor]) -> Iterator[list[s
     while waiting:
         longest, dim = x[waiting[0]].shape
         most = max(1, BATCH_ELEMENTS // (longest * dim))
-        some = [s for s in waiting[:most] if 4 * len(x[s]) >= longest or longest <= FIRST_CLASS]
+        some = [s for s in waiting[:most] if 2 * len(x[s]) >= longest or longest <= FIRST_CLASS]
         waiting = waiting[len(some) :]
         yield some
 
