@@ -89,6 +89,41 @@ def test_ward_merges_as_hierarchical_clustering_does(most):
     assert torch.equal(same, torch.from_numpy(want[:, None] == want[None]))
 
 
+def through_all_pairs(memory, most, policy):
+    """The definition: the closest pair of all, again and again."""
+    closeness = {"merge": compact.basis_closeness, "ward": compact.ward_closeness}[policy]
+    bank, merged = memory.bank, []
+    near = closeness(bank, 0)
+    live = torch.ones(len(near), dtype=torch.bool)
+    while int(live.sum()) > most:
+        keep, gone = sorted(divmod(int(near.argmax()), len(near)))
+        merged.append((0, *bank.atom_labels[0, [gone, keep]].tolist()))
+        compact.merge_atoms(bank, 0, keep, gone)
+        live[gone] = False
+        near[keep] = near[:, keep] = closeness(bank, 0, keep)[0]
+        near[~live] = near[:, ~live] = float("-inf")
+    compact.close_atoms(bank, 0, live)
+    return merged
+
+
+@pytest.mark.parametrize("policy", ["merge", "ward"])
+@pytest.mark.parametrize("seed", range(25))
+def test_nearest_pairs_are_those_of_all_pairs(policy, seed):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randint(-1, 2, (1, 60, 5), generator=g).float()  # many pairs are equally close
+    x[..., 0] += 0.5
+    config = RSMConfig(5, tau=1.0, rank=2, policy=policy)
+    one, other = StreamMemory(config), StreamMemory(config)
+    for memory in (one, other):
+        memory.write(x)
+    expected = through_all_pairs(one, 3, policy)
+    assert other.compact(max_atoms=3).merged == expected
+    assert len(expected) > 25
+    for name, tensor in one.state_dict().items():
+        if name != "bank.events":
+            assert torch.equal(tensor, other.state_dict()[name]), name
+
+
 def test_ward_lets_no_atom_swallow_the_others():
     # All rows share a direction: to bases of rank 1, large atoms are the closest, time after time.
     g = torch.Generator().manual_seed(1)

@@ -26,8 +26,8 @@ def write_in_blocks(
 ) -> Written:
     """`StreamMemory.write`, which merges surplus atoms after every `block` items of a stream.
 
-    Merging all of a long write's atoms at its end costs the cube of their number, and room for all
-    of them; merging after every item, when the others are not there yet, costs recall. The whole
+    Merging all of a long write's atoms at its end needs room for all of them, for good; merging
+    after every item, when the others are not there yet, costs recall. The whole
     write is checked first, so that it is done or refused as one.
     """
     if (
