@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,8 @@ def save(path: Path, config: RSMConfig, calibration: Calibration | None, bank: B
         "calibration": None if calibration is None else calibration.to_dict(),
         "tensors": {"file": name, "bytes": len(data), "sha256": digest},
     }
-    manifest["sha256"] = fingerprint(manifest)
     write_whole(path / name, data)
-    write_whole(path / "config.json", (json.dumps(manifest, indent=2) + "\n").encode())
+    write_manifest(path / "config.json", manifest)
     for old in (*path.glob("memory-*.safetensors"), *path.glob(".*.tmp")):
         if old.name != name:
             old.unlink()
@@ -74,7 +73,7 @@ def check_ours(file: Path) -> None:
 
 def load(path: Path) -> Saved:
     """Read and check a memory. Raises FileNotFoundError or ValueError, naming file and fault."""
-    manifest = read_manifest(path)
+    manifest = read_manifest(path / "config.json")
     file = path / manifest["tensors"]["file"]
     if not file.exists():
         raise FileNotFoundError(f"{file}: missing, though {path / 'config.json'} names it")
@@ -99,28 +98,41 @@ def load(path: Path) -> Saved:
     return Saved(config, manifest["streams"], calibration, tensors)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The contents of `path`/config.json, checked against their own hash."""
-    file = path / "config.json"
+def read_manifest(file: Path, kind: str = KIND, newest: int = FORMAT) -> dict[str, Any]:
+    """What `write_manifest` wrote, checked against its own hash.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, of another kind, or of a format that is not 1 to `newest`.
+    """
     if not file.exists():
-        raise FileNotFoundError(f"{file}: no memory saved here")
+        raise FileNotFoundError(f"{file}: no {kind} saved here")
     raw = file.read_bytes()
     try:
         manifest = json.loads(raw)
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error}): truncated or damaged") from error
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise ValueError(f"{file}: not the config of a {KIND}")
+    if not isinstance(manifest, dict) or manifest.get("kind") != kind:
+        raise ValueError(f"{file}: not the config of a {kind}")
     version = manifest.get("format")
-    if not isinstance(version, int) or not 1 <= version <= FORMAT:
+    if not isinstance(version, int) or not 1 <= version <= newest:
         raise ValueError(
-            f"{file}: format version {version!r}; this library reads 1 to {FORMAT}. "
+            f"{file}: format version {version!r}; this library reads 1 to {newest}. "
             "Load it with the version of rsm_torch that wrote it"
         )
-    whole = (json.dumps(manifest, indent=2) + "\n").encode()
-    if manifest.pop("sha256", None) != fingerprint(manifest) or raw != whole:
+    signed = manifest.pop("sha256", None)
+    if signed != fingerprint(manifest) or raw != _laid_out({**manifest, "sha256": signed}):
         raise ValueError(f"{file}: its contents do not match their SHA-256: damaged or edited")
     return manifest
+
+
+def write_manifest(file: Path, manifest: Mapping[str, Any]) -> None:
+    """Write JSON with its own hash; `file` is the old one or the new, never half."""
+    write_whole(file, _laid_out({**manifest, "sha256": fingerprint(manifest)}))
+
+
+def _laid_out(manifest: Mapping[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def check_tensors(file: Path, tensors: dict[str, Tensor], config: RSMConfig, streams: int) -> None:
@@ -150,7 +162,7 @@ def check_tensors(file: Path, tensors: dict[str, Tensor], config: RSMConfig, str
             )
 
 
-def fingerprint(manifest: dict[str, Any]) -> str:
+def fingerprint(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of a manifest, whatever its layout."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

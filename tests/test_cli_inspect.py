@@ -275,7 +275,7 @@ def test_plot_of_many_atoms_and_ranks(tmp_path):
 
 def test_refuses_what_is_no_memory(tmp_path, tensors, texts):
     assert "no such file or folder" in refused(rsm("inspect", tmp_path / "none"))
-    assert "config.json: no memory saved here" in refused(rsm("inspect", tmp_path))
+    assert "config.json: no rsm_torch.StreamMemory saved here" in refused(rsm("inspect", tmp_path))
     assert "is not an AgentMemory file" in refused(rsm("inspect", DATA / "notes.txt"))
     weights = next(tensors.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-5])

@@ -460,7 +460,7 @@ def test_a_save_that_is_killed_leaves_the_old_one(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rsm_torch.hidden.saved.write_whole", killed)
+    monkeypatch.setattr("rsm_torch.hidden.saved.write_manifest", killed)
     with pytest.raises(KeyboardInterrupt):
         kept.save_pretrained(tmp_path)
     monkeypatch.undo()
@@ -482,9 +482,9 @@ def test_damaged_files_are_refused(tmp_path):
         file.write_bytes(good)
     about = json.loads((tmp_path / "hidden_states.json").read_text())
     (tmp_path / "hidden_states.json").write_text(json.dumps(about | {"format": 9}))
-    with pytest.raises(ValueError, match="has format 9, this version reads 1"):
+    with pytest.raises(ValueError, match="format version 9; this library reads 1 to 1"):
         HiddenStateMemory.from_pretrained(tmp_path, llama(), Letters())
-    with pytest.raises(FileNotFoundError, match="no hidden-state memory saved here"):
+    with pytest.raises(FileNotFoundError, match="no rsm_torch.HiddenStateMemory saved here"):
         HiddenStateMemory.from_pretrained(tmp_path / "elsewhere", llama(), Letters())
 
 

@@ -37,6 +37,7 @@ RANKS = {
     "rsm_torch.calibrate": 2,
     "rsm_torch.layout": 2,
     "rsm_torch.cache": 1,
+    "rsm_torch.hub": 1,
     "rsm_torch.hits": 1,
     "rsm_torch.tokens": 1,
     "rsm_torch.checks": 1,
@@ -131,7 +132,10 @@ def test_kernels_know_nothing_of_the_library():
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("transformers", ("rsm_torch.hidden", "rsm_torch.text", "rsm_torch.tokens")),
+        (
+            "transformers",
+            ("rsm_torch.hidden", "rsm_torch.text", "rsm_torch.tokens", "rsm_torch.hub"),
+        ),
         ("triton", ("rsm_kernels",)),
         ("sqlite3", ("rsm_torch.text", "rsm_torch.cli")),
     ],

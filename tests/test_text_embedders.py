@@ -119,13 +119,15 @@ def test_an_unknown_model_is_asked_for_once_and_named_in_one_line(monkeypatch, c
 
     asked = []
 
-    def no_answer(model_id, timeout):
+    def no_answer(model_id, revision, timeout):
         asked.append((model_id, timeout))
         raise errors.HTTPError("Name or service not known\n\nRequest ID: none")
 
     monkeypatch.setattr("huggingface_hub.model_info", no_answer)
     if reached:  # and the download fails
-        monkeypatch.setattr("huggingface_hub.model_info", lambda *_, timeout: asked.append(1))
+        monkeypatch.setattr(
+            "huggingface_hub.model_info", lambda *_, revision, timeout: asked.append(1)
+        )
     import sentence_transformers
 
     loads = []

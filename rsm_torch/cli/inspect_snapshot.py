@@ -66,7 +66,7 @@ def _folder(path: Path) -> Iterator[Snapshot]:
 
     # Not by StreamMemory.from_pretrained, which gives every slot as much room as the fullest.
     saved = io.load(path)
-    file = path / io.read_manifest(path)["tensors"]["file"]
+    file = path / io.read_manifest(path / "config.json")["tensors"]["file"]
     yield Snapshot(
         path,
         "StreamMemory",

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from rsm_torch.cache import cache_folder, locked
+from rsm_torch.hub import ask_hub, no_progress_bars
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
-HUB_SECONDS = 5.0  # to wait for an answer on whether a model exists
 SAMPLED = 4096  # numbers of each tensor that a weights hash reads
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def _load(spec: str, dtype: Any, revision: str | None) -> tuple[Any, Any]:
         try:  # a model in the local cache asks no server
             return _read_here(spec, dtype, revision=revision)
         except OSError:
-            _ask_hub(spec, revision)
+            ask_hub(spec, revision)
             return _read(spec, dtype, revision=revision)
     except OSError as error:
         why = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
@@ -177,28 +177,8 @@ def _read(place: str, dtype: Any, **more: Any) -> tuple[Any, Any]:
 
 def _read_here(place: str, dtype: Any, **more: Any) -> tuple[Any, Any]:
     """As `_read`, but asking no server, and without progress bars for what takes no time."""
-    from transformers.utils import logging as bars
-
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
+    with no_progress_bars():
         return _read(place, dtype, local_files_only=True, **more)
-    finally:
-        if shown:
-            bars.enable_progress_bar()
-
-
-def _ask_hub(model_id: str, revision: str | None) -> None:
-    """Raises OSError unless the hub can be reached and has the model: one request, since loading
-    would try for more than a minute."""
-    from huggingface_hub import errors, model_info
-
-    try:
-        model_info(model_id, revision=revision, timeout=HUB_SECONDS)
-    except errors.HFValidationError as error:
-        raise OSError(f"it is neither a folder nor a model id: {error}") from error
-    except errors.HTTPError as error:  # of no use to except OSError, which not all of them are
-        raise OSError(f"not in the local cache; asking the hub: {error}") from error
 
 
 def _expanded(model_id: str, file: Path) -> Path:

@@ -7,7 +7,6 @@ step, so the old memory or the new is there, never half of one.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import uuid
@@ -18,7 +17,7 @@ from typing import Any
 from rsm_torch.hidden.labels import Label
 from rsm_torch.hidden.origin import Origin
 from rsm_torch.hidden.store import Store
-from rsm_torch.io import fingerprint, write_whole
+from rsm_torch.io import read_manifest, write_manifest
 
 FORMAT = 1
 KIND = "rsm_torch.HiddenStateMemory"
@@ -61,8 +60,7 @@ def save(folder: Path, store: Store, origin: Origin) -> None:
         "texts": texts,
         "memory": {"folder": place.name, "config_sha256": digest},
     }
-    about["sha256"] = fingerprint(about)
-    write_whole(folder / NAME, (json.dumps(about, indent=2) + "\n").encode())
+    write_manifest(folder / NAME, about)
     for old in (*folder.glob("memory-*"), *folder.glob(".memory-*")):
         if old != place:
             shutil.rmtree(old)
@@ -83,7 +81,7 @@ def load(folder: Path) -> Saved:
         FileNotFoundError: no memory there.
         ValueError: damaged files, or a format this version does not know.
     """
-    about = _read(folder / NAME)
+    about = read_manifest(folder / NAME, KIND, FORMAT)
     place = folder / about["memory"]["folder"]
     if not (place / "config.json").is_file():
         raise FileNotFoundError(f"{place}: missing, though {folder / NAME} names it")
@@ -94,24 +92,3 @@ def load(folder: Path) -> Saved:
     if texts is not None:
         texts = {int(at): text for at, text in texts.items()}
     return Saved(place, Origin.from_dict(about["origin"]), tuple(about["labels"]), texts)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        raise FileNotFoundError(f"{file}: no hidden-state memory saved here")
-    raw = file.read_bytes()
-    try:
-        about = json.loads(raw)
-    except ValueError as error:
-        raise ValueError(f"{file}: not readable ({error}): truncated or damaged") from error
-    if not isinstance(about, dict) or about.get("kind") != KIND:
-        raise ValueError(f"{file}: not a hidden-state memory")
-    if about.get("format") != FORMAT:
-        raise ValueError(
-            f"{file}: has format {about.get('format')!r}, this version reads {FORMAT}; read it "
-            "with the version of rsm_torch that wrote it"
-        )
-    whole = (json.dumps(about, indent=2) + "\n").encode()
-    if about.pop("sha256", None) != fingerprint(about) or raw != whole:
-        raise ValueError(f"{file}: its contents do not match their SHA-256: damaged or edited")
-    return about

