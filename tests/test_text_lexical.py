@@ -292,6 +292,18 @@ def test_more_streams_than_are_cached(placed):
         assert placed.search(f"1 word{n}", f"s{n}", lexical=True)[0].text == f"0.5 word{n}"
 
 
+def test_only_what_is_new_is_read_again(placed, monkeypatch):
+    placed.add([f"0.{n} word{n}" for n in range(1, 9)], "a")
+    placed.search("1 word3", "a", lexical=True)
+    read = []
+    plain = placed._store.by_chunk
+    monkeypatch.setattr(placed._store, "by_chunk", lambda ids: read.append(ids) or plain(ids))
+    placed.add("0.5 word9", "a")
+    found = placed.search("1 word9", "a", top_k=1, lexical=True)
+    assert texts(found) == ["0.5 word9"]
+    assert read == [[9], [9]]  # its words, and the hit
+
+
 def test_searching_by_words_changes_nothing():
     with AgentMemory(Hashed(), tau=0.5, tokenizer=words) as memory:
         memory.add(["one", "two"], "a")

@@ -63,7 +63,7 @@ class LexicalIndex:
     of the N texts have it. A word that the query has twice counts twice.
 
     Args:
-        texts: named from here on by their places.
+        texts: named from here on by their places; of each the text, or the list of its words.
         split: from a text to its words; `split_words` by default.
 
     Raises:
@@ -71,10 +71,12 @@ class LexicalIndex:
     """
 
     def __init__(
-        self, texts: Iterable[str], split: Callable[[str], list[str]] = split_words
+        self,
+        texts: Iterable[str | list[str]],
+        split: Callable[[str], list[str]] = split_words,
     ) -> None:
         self._split = split
-        words = [split(text) for text in texts]
+        words = [split(text) if isinstance(text, str) else text for text in texts]
         self._size = len(words)
         self._index = _bm25(words) if any(words) else None  # bm25s cannot index no words at all
 

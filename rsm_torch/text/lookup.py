@@ -85,6 +85,11 @@ class Lookup:
                 found.append(Found(fields[0], chunk))
         return found
 
+    def live_chunks(self, stream: int) -> list[int]:
+        """The chunks of a stream, in the order written."""
+        query = f"SELECT chunks.id {_JOINED} WHERE items.stream = ? AND {_LIVE} ORDER BY chunks.id"
+        return [chunk for (chunk,) in self._db.rows(query, (stream, self.clock()))]
+
     def expired(self, now: float) -> dict[int, list[Found]]:
         """By stream, what outlived its time."""
         out: dict[int, list[Found]] = {}

@@ -7,7 +7,8 @@ the text around it, or shares its words.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from rsm_torch.hits import Hit
 from rsm_torch.text.address import addresses
 from rsm_torch.text.around import average_around
 from rsm_torch.text.index import Read, StreamIndex
-from rsm_torch.text.lexical import LexicalIndex, Pairs, fuse, searchable
+from rsm_torch.text.lexical import LexicalIndex, Pairs, fuse, searchable, split_words
 from rsm_torch.text.store import ItemStore
 
 CACHED_STREAMS = 64
@@ -107,45 +108,60 @@ def by_words(scores: Iterable[tuple[int, float]], texts: Texts, width: int) -> l
     return [item for item, score in sorted(found, key=lambda pair: -pair[1]) if score > 0]
 
 
-@dataclass(slots=True)
-class StreamTexts:
-    """The live items of a stream: their `chunks`, the length and session of each, its words."""
+class Text(NamedTuple):
+    """What is kept of a live item: how long it is, its session, and its words."""
 
-    chunks: list[int]
-    sizes: dict[int, tuple[int, int | str | None]]
-    words: LexicalIndex | None = None
+    length: int
+    session: int | str | None
+    words: list[str]
+
+
+class StreamTexts:
+    """The live items of a stream.
+
+    Args:
+        texts: by their chunks, in the order written.
+    """
+
+    def __init__(self, texts: dict[int, Text]):
+        self.texts = texts
+        self._index: LexicalIndex | None = None
+
+    def sizes(self) -> Texts:
+        """The length and session of each chunk."""
+        return {chunk: (text.length, text.session) for chunk, text in self.texts.items()}
+
+    def scores(self, query: str) -> Pairs:
+        """(chunk, BM25 score) of each chunk, in the order written."""
+        if self._index is None:
+            self._index = LexicalIndex(text.words for text in self.texts.values())
+        return list(zip(self.texts, self._index.scores(query).tolist(), strict=True))
 
 
 class ReadTexts:
     """The texts of the streams that were last read by them.
 
-    They are exactly those of the live items of a stream: they are read anew whenever these are
-    others than before, by whatever change. They live in RAM, for at most `CACHED_STREAMS` streams.
+    They are exactly those of the live items of a stream: whenever these are others than before, by
+    whatever change, the new ones are read and the words indexed anew. They live in RAM, for at most
+    `CACHED_STREAMS` streams.
     """
 
     def __init__(self, store: ItemStore):
         self._store = store
         self._held: dict[int, StreamTexts] = {}
 
-    def sizes(self, stream: int) -> Texts:
-        """The length and session of each live chunk of a stream."""
-        return self._texts(stream, words=False).sizes
-
-    def scores(self, stream: int, query: str) -> Pairs:
-        """(chunk, BM25 score) of each live chunk of a stream, in the order written."""
-        held = self._texts(stream, words=True)
-        assert held.words is not None  # asked for
-        return list(zip(held.chunks, held.words.scores(query).tolist(), strict=True))
-
-    def _texts(self, stream: int, words: bool) -> StreamTexts:
-        chunks = sorted(found.chunk for found in self._store.select(stream))
+    def __getitem__(self, stream: int) -> StreamTexts:
+        chunks = self._store.live_chunks(stream)
         held = self._held.pop(stream, None)
-        # A chunk's text never changes, and no id comes back.
-        if held is None or held.chunks != chunks or (words and held.words is None):
-            items = self._store.by_chunk(chunks)
-            sizes = {chunk: (len(items[chunk].text), items[chunk].session) for chunk in chunks}
-            index = LexicalIndex(searchable(items[chunk]) for chunk in chunks) if words else None
-            held = StreamTexts(chunks, sizes, index)
+        if held is None or list(held.texts) != chunks:
+            known = {} if held is None else held.texts
+            # A chunk's text never changes, and no id comes back.
+            items = self._store.by_chunk([chunk for chunk in chunks if chunk not in known])
+            known = known | {
+                chunk: Text(len(item.text), item.session, split_words(searchable(item)))
+                for chunk, item in items.items()
+            }
+            held = StreamTexts({chunk: known[chunk] for chunk in chunks})
         self._held[stream] = held
         while len(self._held) > CACHED_STREAMS:
             del self._held[next(iter(self._held))]
@@ -188,18 +204,18 @@ class Reader:
             held = self._index.count().get(stream)
             reads = [replace(read, top_k=held.items if held else 1) for read in reads]
         searched = [self._index.search(q, stream, read, allowed) for read in reads]
-        texts = self._texts.sizes(stream) if width else {}
-        near = (pair for ranking in around(searched, texts, width) for pair in ranking)
-        words = by_words(self._word_scores(query), texts, width) if lexical else None
+        texts = self._texts[stream] if lexical or width else StreamTexts({})
+        sizes = texts.sizes() if width else {}
+        near = (pair for ranking in around(searched, sizes, width) for pair in ranking)
+        words = None
+        if lexical:  # what is not allowed still counts as a text
+            found = texts.scores(query)
+            some = (pair for pair in found if allowed is None or pair[0] in allowed)
+            words = by_words(some, sizes, width)
         ranks = self._named(query) if addressing else {}
         best = reading_order(near, self._cosines(q, list(ranks)), ranks, words)[:top_k]
         items = self._store.by_chunk([chunk for chunk, _ in best])
         return [items[chunk].scored(score) for chunk, score in best]
-
-    def _word_scores(self, query: str) -> Pairs:
-        """(chunk, BM25 score) of those allowed; the others still count as texts."""
-        found = self._texts.scores(self._stream, query)
-        return [pair for pair in found if self._allowed is None or pair[0] in self._allowed]
 
     def _named(self, query: str) -> dict[int, int]:
         """Chunks of the stream that the query names, with their ranks."""
