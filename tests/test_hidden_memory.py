@@ -484,7 +484,7 @@ def test_damaged_files_are_refused(tmp_path):
     (tmp_path / "hidden_states.json").write_text(json.dumps(about | {"format": 9}))
     with pytest.raises(ValueError, match="format version 9; this library reads 1 to 1"):
         HiddenStateMemory.from_pretrained(tmp_path, llama(), Letters())
-    with pytest.raises(FileNotFoundError, match="no rsm_torch.HiddenStateMemory saved here"):
+    with pytest.raises(FileNotFoundError, match=r"no rsm_torch\.HiddenStateMemory saved here"):
         HiddenStateMemory.from_pretrained(tmp_path / "elsewhere", llama(), Letters())
 
 

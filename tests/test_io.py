@@ -136,7 +136,7 @@ def test_foreign_contents(tmp_path, changes, message):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no rsm_torch.StreamMemory saved here"):
+    with pytest.raises(FileNotFoundError, match=r"no rsm_torch\.StreamMemory saved here"):
         StreamMemory.from_pretrained(tmp_path / "no")
     filled().save_pretrained(tmp_path)
     tensors_file(tmp_path).unlink()
