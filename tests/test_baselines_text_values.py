@@ -191,14 +191,14 @@ def test_storage_costs_what_it_says():
 # -- as in the library ----------------------------------------------------------------------
 
 BUDGETS = (15, 60, 200, 800, 20_000)
-PLAIN = {"addressing": False, "lexical": False, "around": 0}
+PLAIN = {"addressing": False, "lexical": False, "around": 0, "top_atoms": 5}
 AS_AGENT_MEMORY = {
     "rsm-full": PLAIN,
     "rsm-cent-retr": PLAIN | {"atom_score": "centroid"},
     "rsm-around": PLAIN | {"around": AROUND},
     "rsm-lexical": PLAIN | {"lexical": True},
     "rsm-addressing": PLAIN | {"addressing": True},
-    "rsm-addressing-lexical": {"around": 0},
+    "rsm-addressing-lexical": {"around": 0, "top_atoms": 5},
     "rsm-context": {},
 }
 

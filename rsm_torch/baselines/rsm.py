@@ -12,7 +12,7 @@
 | rsm-lexical | fused with BM25 by reciprocal rank |
 | rsm-addressing | steps, sessions and dates that the question names come first |
 | rsm-addressing-lexical | these two |
-| rsm-context | all three: what `AgentMemory.context` does by itself |
+| rsm-context | all three, no atom before another: what `AgentMemory.context` does by itself |
 """
 
 from __future__ import annotations
@@ -76,5 +76,6 @@ def rsm_addressing_lexical(settings: Settings) -> VectorRanked:
 
 def rsm_context(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rsm-context", settings, vectors="rsm-full", lexical=WORDS, around=AROUND, addressing=True
-    )
+        "rsm-context", settings, vectors="rsm-full", lexical=WORDS, around=AROUND, addressing=True,
+        best_first=False,
+    )  # fmt: skip

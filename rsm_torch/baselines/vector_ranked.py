@@ -22,7 +22,7 @@ EVERYTHING = 2**31 - 1  # groups, or items
 
 class VectorRanked(RankedMemory):
     """Chunks in the order of `reading_order`, as `AgentMemory.context` has it: those of the best
-    groups first, then the others.
+    groups first, then the others, unless told otherwise.
 
     Args:
         name, settings, layout: as in `RankedMemory`.
@@ -30,6 +30,7 @@ class VectorRanked(RankedMemory):
         lexical: fuse with the ranking by words, whose ranks count this much; None: no fusion.
         around: characters of text around a chunk that its scores are averaged over.
         addressing: what the query names comes first.
+        best_first: chunks of the best `settings.top_groups` groups come before the others.
         more: other settings of the memory of embeddings.
     """
 
@@ -42,6 +43,7 @@ class VectorRanked(RankedMemory):
         lexical: float | None = None,
         around: int = 0,
         addressing: bool = False,
+        best_first: bool = True,
         **more: Any,
     ):
         super().__init__(name, settings, layout)
@@ -54,6 +56,7 @@ class VectorRanked(RankedMemory):
         )  # fmt: skip
         self._words = None if lexical is None else HeldWords(self._held)
         self._weight, self._around, self._addressing = lexical or 0.0, around, addressing
+        self._best_first = best_first
 
     def nbytes(self) -> int:
         words = 0 if self._words is None else self._words.nbytes()
@@ -77,7 +80,7 @@ class VectorRanked(RankedMemory):
             for stream, numbers in by_stream.items()
         }
         near = rest = self._shards.search(asked, depth, EVERYTHING)
-        if self._shards.most_groups() > self.settings.top_groups:
+        if self._best_first and self._shards.most_groups() > self.settings.top_groups:
             near = self._shards.search(asked, depth, self.settings.top_groups)
         out: list[list[Place]] = [[]] * len(queries)
         for stream, numbers in by_stream.items():

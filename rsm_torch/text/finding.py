@@ -78,7 +78,7 @@ class Finding(OpenMemory):
         truncate: bool = False,
         tokenizer: Any = None,
         top_k: int | None = None,
-        top_atoms: int = 5,
+        top_atoms: int | None = None,
         atom_score: AtomScore = "v1",
         chunk_score: ChunkScore = "cosine",
         addressing: bool = True,
@@ -90,17 +90,18 @@ class Finding(OpenMemory):
     ) -> Context:
         """What a reader should see to answer `query`, in at most `max_tokens` tokens.
 
-        Items are admitted while they fit: those that the query names, then those of the best
-        `top_atoms` atoms, then the rest of the stream.
+        Items are admitted while they fit: those that the query names, then all others as `search`
+        ranks them, those of the best `top_atoms` atoms first if that is given.
 
         Args:
             layout, order, truncate: as in `pack`.
             tokenizer: the reader's; None: that of the memory, else the embedder's.
             top_k: most items to consider; None: as many as the budget could hold.
-            top_atoms, atom_score, chunk_score, addressing, where, before, after: as in `search`.
-            lexical, around: as in `search`, for the ranking of the whole stream, its best
-                `top_atoms` atoms first. Both are on, since contexts hold more of what questions
-                need with them (docs/results); lexical=False does without bm25s.
+            top_atoms: so many atoms come first, whole; None: no atom before another.
+            atom_score, chunk_score, addressing, where, before, after: as in `search`.
+            lexical, around: as in `search`, for the ranking of the whole stream. Both are on, since
+                contexts hold more of what questions need with them (docs/results); lexical=False
+                does without bm25s.
 
         Raises:
             KeyError: a stream never written.
@@ -116,10 +117,11 @@ class Finding(OpenMemory):
             )
         pack([], max_tokens, tokenizer, layout, order, truncate)  # refuse before the work
         top_k = most_items(max_tokens) if top_k is None else top_k
-        near = Read(top_k, top_atoms, atom_score, chunk_score)
-        rest = replace(near, top_atoms=ALL_ATOMS)
+        reads = [Read(top_k, ALL_ATOMS, atom_score, chunk_score)]
+        if top_atoms is not None:
+            reads.insert(0, replace(reads[0], top_atoms=top_atoms))
         chosen = read_filter(where, before, after)
-        hits = self._find(query, stream, [near, rest], addressing, lexical, around, chosen)
+        hits = self._find(query, stream, reads, addressing, lexical, around, chosen)
         return pack(hits, max_tokens, tokenizer, layout, order, truncate)
 
     def _find(

@@ -40,7 +40,7 @@ def reading_order(
     """Items in the order in which they are read, without repeats.
 
     Args:
-        near: (item, score) by embedding, best first: those of the best atoms, then others.
+        near: (item, score) by embedding, best first; those of the best atoms first if that is wanted.
         named: (item, score) of those that the query names, in any order. They lead.
         ranks: of each of `named`, as `Address.select` gives it: 0 before 1 whatever the score.
         words: items that share words with the query, best first. `near` is then fused with them,
