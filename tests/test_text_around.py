@@ -10,7 +10,7 @@ from text_support import Placed, words
 
 from rsm_torch.text import AgentMemory, Item
 from rsm_torch.text.around import AROUND, average_around
-from rsm_torch.text.reading import around, by_words
+from rsm_torch.text.reading import around
 
 
 def letter_by_letter(scores, lengths, sessions, width):
@@ -87,13 +87,6 @@ def test_rankings_keep_their_items_and_look_at_each_others():
     assert around([[], []], {}, 9) == [[], []]
 
 
-def test_words_of_neighbours():
-    texts = dict.fromkeys(range(4), (10, None))
-    scores = [(0, 0.0), (1, 0.0), (2, 3.0), (3, 0.0)]
-    assert by_words(scores, texts, 0) == [2]
-    assert by_words(scores, texts, 12) == [2, 3, 1]  # 3 has nothing behind it
-
-
 # -- in a memory ----------------------------------------------------------------------------
 
 
@@ -147,8 +140,6 @@ def test_what_is_filtered_out_is_no_neighbour(placed):
     placed.add([Item("0.9 trip", role="x"), Item("0.2 sofa", role="y")], "a")
     found = placed.search("1 trip", "a", around=AROUND, where={"role": "y"})
     assert [(hit.text, hit.score) for hit in found] == [("0.2 sofa", pytest.approx(0.2))]
-    worded = placed.search("1 trip", "a", lexical=True, around=AROUND, where={"role": "y"})
-    assert [hit.score for hit in worded] == pytest.approx([1 / 61])  # it has no words of the query
 
 
 @pytest.mark.parametrize("width", [-1, 2.0, True, "400"])

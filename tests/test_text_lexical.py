@@ -11,7 +11,7 @@ from text_support import Clock, Hashed, Placed, words
 
 from rsm_torch import AgentMemory, Item
 from rsm_torch.text.lexical import LexicalIndex, fuse, searchable, split_words
-from rsm_torch.text.reading import CACHED_STREAMS, reading_order
+from rsm_torch.text.reading import CACHED_STREAMS, COVERED, reading_order, word_weight
 
 DOCS = [
     "The user moved box 7 to the north room.",
@@ -84,6 +84,30 @@ def test_equal_scores_keep_their_order_and_filters_keep_the_statistics():
     assert index.ranking("a", {1, 3}) == [pair for pair in index.ranking("a") if pair[0] in (1, 3)]
 
 
+@pytest.mark.parametrize("query", ["box", "a box of stones", "stone box unknown", "the the", "zzz"])
+def test_coverage_is_the_share_of_the_query_in_its_best_text(query):
+    docs = ["a stone box", "the lid of the box", "box box", "an orchid", "rain on the sea today"]
+    having = [sum(word in split_words(doc) for doc in docs) for word in split_words(query)]
+    whole = sum(math.log(1 + (len(docs) - n + 0.5) / (n + 0.5)) for n in having)
+    found = LexicalIndex(docs).coverage(query)
+    assert found == pytest.approx(max(plain_bm25(docs, query)) / whole, rel=1e-5)
+    assert (found == 0) == (query == "zzz")
+
+
+def test_coverage_of_nothing():
+    assert LexicalIndex([]).coverage("box") == LexicalIndex(["box"]).coverage("...") == 0.0
+
+
+def test_words_count_as_far_as_they_cover_the_query():
+    assert word_weight(0.0) == 0.0
+    assert word_weight(COVERED / 2) == pytest.approx(0.25)
+    assert word_weight(COVERED) == word_weight(0.9) == 1.0
+    docs = [f"word{n} and some more of it" for n in range(50)]
+    assert word_weight(LexicalIndex(docs).coverage("what of word7?")) == 1.0
+    stray = "it is one more of those evenings when nobody quite remembers why they came"
+    assert word_weight(LexicalIndex(docs).coverage(stray)) < 0.1
+
+
 def test_reciprocal_rank_fusion():
     assert fuse([["a", "b", "c"], ["c", "d"]]) == [
         ("c", pytest.approx(1 / 63 + 1 / 61)),
@@ -110,9 +134,11 @@ def test_the_reading_rule():
     assert [item for item, _ in ranked] == [3, 7, 9, 1, 2]
     fused = reading_order(near, named, {7: 1, 3: 0, 9: 1}, words=[9, 2])
     assert [item for item, _ in fused] == [3, 9, 7, 2, 1]
-    assert fused[3] == (2, pytest.approx(1 / 62 + 0.5 / 62))
-    alike = reading_order(near, named, {7: 1, 3: 0, 9: 1}, words=[9, 2], weight=1.0)
-    assert alike[3] == (2, pytest.approx(1 / 62 + 1 / 62))
+    assert fused[3] == (2, pytest.approx(1 / 62 + 1 / 62))
+    half = reading_order(near, named, {7: 1, 3: 0, 9: 1}, words=[9, 2], weight=0.5)
+    assert half[3] == (2, pytest.approx(1 / 62 + 0.5 / 62))
+    none = reading_order(near, named, {7: 1, 3: 0, 9: 1}, words=[9, 2], weight=0.0)
+    assert [item for item, _ in none] == [3, 7, 9, 1, 2]
 
 
 # -- in a memory ----------------------------------------------------------------------------
@@ -139,7 +165,7 @@ def test_words_lift_what_embeddings_rank_low(placed):
     ]
     fused = placed.search(asked, "a", lexical=True)
     assert texts(fused) == ["0.1 passport", "0.9 sofa", "0.8 chair", "0.7 table"]
-    sums = [1 / 64 + 0.5 / 61, 1 / 61, 1 / 62, 1 / 63]
+    sums = [1 / 64 + 1 / 61, 1 / 61, 1 / 62, 1 / 63]
     assert [hit.score for hit in fused] == pytest.approx(sums)
     assert texts(placed.search(asked, "a", top_k=1, lexical=True)) == ["0.1 passport"]
     few = placed.context(asked, "a", 4, layout="flat", around=0)
@@ -153,11 +179,11 @@ def test_fusion_is_exact_beyond_top_k(placed):
     placed.add([f"0.{90 - n} item{n % 7} word{n}" for n in range(60)], "a")
     asked = "1 item3 item5"
     dense = [hit.id for hit in placed.search(asked, "a", top_k=60, top_atoms=60)]
-    places = [
-        place for place, _ in LexicalIndex(i.text for i in placed.get_all("a")).ranking(asked)
-    ]
-    worded = [str(place + 1) for place in places]
-    expected = fuse([dense, worded], weights=[1, 0.5])[:5]
+    index = LexicalIndex(item.text for item in placed.get_all("a"))
+    worded = [str(place + 1) for place, _ in index.ranking(asked)]
+    weight = word_weight(index.coverage(asked))
+    assert 0.1 < weight < 1
+    expected = fuse([dense, worded], weights=[1, weight])[:5]
     found = placed.search(asked, "a", top_k=5, lexical=True)
     assert [(hit.id, hit.score) for hit in found] == expected
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
 from rsm_torch.text.around import AROUND
-from rsm_torch.text.reading import WORDS
 
 
 def full_rag(settings: Settings) -> VectorRanked:
@@ -31,11 +30,13 @@ def budget_rag(settings: Settings) -> VectorRanked:
 
 
 def hybrid_rag(settings: Settings) -> VectorRanked:
-    return VectorRanked("hybrid-rag", settings, "flat", vectors="full-rag", lexical=1.0)
+    return VectorRanked(
+        "hybrid-rag", settings, "flat", vectors="full-rag", lexical=True, weight=1.0
+    )
 
 
 def rag_context(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rag-context", settings, "flat", vectors="full-rag", lexical=WORDS, around=AROUND,
+        "rag-context", settings, "flat", vectors="full-rag", lexical=True, around=AROUND,
         addressing=True,
     )  # fmt: skip

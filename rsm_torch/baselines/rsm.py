@@ -9,7 +9,7 @@
 | rsm-cent-retr | atoms scored by their centroids |
 | rsm-algorithm-e | rank 8, chunks scored in the atom's subspace (Algorithm E) |
 | rsm-around | scores averaged over the text around each chunk |
-| rsm-lexical | fused with BM25 by reciprocal rank |
+| rsm-lexical | fused with BM25 by reciprocal rank, as far as words cover the question |
 | rsm-addressing | steps, sessions and dates that the question names come first |
 | rsm-addressing-lexical | these two |
 | rsm-context | all three, no atom before another: what `AgentMemory.context` does by itself |
@@ -20,7 +20,6 @@ from __future__ import annotations
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
 from rsm_torch.text.around import AROUND
-from rsm_torch.text.reading import WORDS
 
 ALGORITHM_E_RANK = 8
 
@@ -61,7 +60,7 @@ def rsm_around(settings: Settings) -> VectorRanked:
 
 
 def rsm_lexical(settings: Settings) -> VectorRanked:
-    return VectorRanked("rsm-lexical", settings, vectors="rsm-full", lexical=WORDS)
+    return VectorRanked("rsm-lexical", settings, vectors="rsm-full", lexical=True)
 
 
 def rsm_addressing(settings: Settings) -> VectorRanked:
@@ -70,12 +69,12 @@ def rsm_addressing(settings: Settings) -> VectorRanked:
 
 def rsm_addressing_lexical(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rsm-addressing-lexical", settings, vectors="rsm-full", lexical=WORDS, addressing=True
+        "rsm-addressing-lexical", settings, vectors="rsm-full", lexical=True, addressing=True
     )
 
 
 def rsm_context(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rsm-context", settings, vectors="rsm-full", lexical=WORDS, around=AROUND, addressing=True,
+        "rsm-context", settings, vectors="rsm-full", lexical=True, around=AROUND, addressing=True,
         best_first=False,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from rsm_torch.baselines.shards import Row, Shards
 from rsm_torch.baselines.vectors import make_vectors
 from rsm_torch.layout import Layout
 from rsm_torch.text.address import addresses
-from rsm_torch.text.reading import around, by_words, reading_order
+from rsm_torch.text.reading import around, reading_order, word_weight
 
 EVERYTHING = 2**31 - 1  # groups, or items
 
@@ -27,8 +27,9 @@ class VectorRanked(RankedMemory):
     Args:
         name, settings, layout: as in `RankedMemory`.
         vectors: name of the memory of embeddings; None: `name`.
-        lexical: fuse with the ranking by words, whose ranks count this much; None: no fusion.
-        around: characters of text around a chunk that its scores are averaged over.
+        lexical: fuse with the ranking by words.
+        weight: how much ranks by words count; None: as `word_weight` has it.
+        around: characters of text around a chunk that its score is averaged over.
         addressing: what the query names comes first.
         best_first: chunks of the best `settings.top_groups` groups come before the others.
         more: other settings of the memory of embeddings.
@@ -40,7 +41,8 @@ class VectorRanked(RankedMemory):
         settings: Settings,
         layout: Layout = "grouped",
         vectors: str | None = None,
-        lexical: float | None = None,
+        lexical: bool = False,
+        weight: float | None = None,
         around: int = 0,
         addressing: bool = False,
         best_first: bool = True,
@@ -54,8 +56,8 @@ class VectorRanked(RankedMemory):
                 calibration=s.calibration, **more,
             )
         )  # fmt: skip
-        self._words = None if lexical is None else HeldWords(self._held)
-        self._weight, self._around, self._addressing = lexical or 0.0, around, addressing
+        self._words = HeldWords(self._held) if lexical else None
+        self._weight, self._around, self._addressing = weight, around, addressing
         self._best_first = best_first
 
     def nbytes(self) -> int:
@@ -94,13 +96,16 @@ class VectorRanked(RankedMemory):
         score = {place: value for ranking in rankings for place, value in ranking}
         texts = self._held.sizes(query.stream) if self._around else {}
         pairs = [pair for ranking in around(rankings, texts, self._around) for pair in ranking]
-        words = None
+        words, weight = None, 1.0
         if self._words is not None:
-            scores = enumerate(self._words[query.stream].scores(query.text).tolist())
-            words = by_words((pair for pair in scores if pair[0] in group), texts, self._around)
+            index = self._words[query.stream]
+            words = [place for place, _ in index.ranking(query.text) if place in group]
+            weight = (
+                word_weight(index.coverage(query.text)) if self._weight is None else self._weight
+            )
         ranks = self._named(query, group)
         named = [(place, score[place]) for place in ranks]
-        order = reading_order(pairs, named, ranks, words, self._weight)
+        order = reading_order(pairs, named, ranks, words, weight)
         return [Place(place, value, group[place]) for place, value in order]
 
     def _named(self, query: Query, held: Mapping[int, int]) -> dict[int, int]:

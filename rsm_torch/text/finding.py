@@ -54,12 +54,12 @@ class Finding(OpenMemory):
                 `addresses`), the nearest of them leading; their score is their cosine.
             lexical: fuse this ranking, of the whole stream or of `top_atoms`, with that by the
                 words of the query (BM25 over the stream's live items, their steps, sessions and
-                roles included; needs bm25s), by reciprocal rank, where ranks by words count
-                half; scores are then sums of reciprocal ranks. Items that are named come first
-                all the same.
-            around: average the scores of items, by embedding and by words, over so many
-                characters of their session around each; an item that is longer keeps its own
-                score. 0: none. See `average_around`.
+                roles included; needs bm25s), by reciprocal rank. Ranks by words count the less the
+                less of the query its best item has (`word_weight`). Scores are then sums of
+                reciprocal ranks; items that are named come first all the same.
+            around: average the scores of items by embedding over so many characters of their
+                session around each; an item that is longer keeps its own score. 0: none. See
+                `average_around`.
             where, before, after: only items that match, as in `get_all`.
         """
         read = Read(top_k, top_atoms, atom_score, chunk_score)

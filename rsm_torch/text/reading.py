@@ -20,7 +20,7 @@ from rsm_torch.text.lexical import LexicalIndex, Pairs, fuse, searchable, split_
 from rsm_torch.text.store import ItemStore
 
 CACHED_STREAMS = 64
-WORDS = 0.5  # how much a rank by words counts; docs/decisions.md says what it was chosen by
+COVERED = 0.12  # of a query by its best text, for words to count in full; see docs/decisions.md
 
 Texts = Mapping[int, tuple[int, Hashable]]  # from an item to the length of its text and its session
 
@@ -35,7 +35,7 @@ def reading_order(
     named: Iterable[tuple[int, float]] = (),
     ranks: Mapping[int, int] | None = None,
     words: Sequence[int] | None = None,
-    weight: float = WORDS,
+    weight: float = 1.0,
 ) -> Pairs:
     """Items in the order in which they are read, without repeats.
 
@@ -96,16 +96,10 @@ def _first(pairs: Iterable[tuple[int, float]]) -> Pairs:
     return list(first.items())
 
 
-def by_words(scores: Iterable[tuple[int, float]], texts: Texts, width: int) -> list[int]:
-    """Items that share words with a query, or stand beside such, best first; of equal scores the
-    first given first.
-
-    Args:
-        scores: (item, score) of `LexicalIndex.scores`, for all items that may be found.
-        texts, width: as in `around`.
-    """
-    (found,) = around([scores], texts, width)
-    return [item for item, score in sorted(found, key=lambda pair: -pair[1]) if score > 0]
+def word_weight(coverage: float) -> float:
+    """How much a ranking by words counts, for `LexicalIndex.coverage` of the query: 1 where some
+    text has a good part of it, little where all share stray words alone."""
+    return min(1.0, (coverage / COVERED) ** 2)
 
 
 class Text(NamedTuple):
@@ -131,11 +125,14 @@ class StreamTexts:
         """The length and session of each chunk."""
         return {chunk: (text.length, text.session) for chunk, text in self.texts.items()}
 
-    def scores(self, query: str) -> Pairs:
-        """(chunk, BM25 score) of each chunk, in the order written."""
+    def ranking(self, query: str, allowed: Set[int] | None) -> tuple[list[int], float]:
+        """Chunks that share words with the query, best first, and how much that should count."""
         if self._index is None:
             self._index = LexicalIndex(text.words for text in self.texts.values())
-        return list(zip(self.texts, self._index.scores(query).tolist(), strict=True))
+        chunks = list(self.texts)
+        found = (chunks[place] for place, _ in self._index.ranking(query))
+        some = [chunk for chunk in found if allowed is None or chunk in allowed]
+        return some, word_weight(self._index.coverage(query))
 
 
 class ReadTexts:
@@ -207,13 +204,9 @@ class Reader:
         texts = self._texts[stream] if lexical or width else StreamTexts({})
         sizes = texts.sizes() if width else {}
         near = (pair for ranking in around(searched, sizes, width) for pair in ranking)
-        words = None
-        if lexical:  # what is not allowed still counts as a text
-            found = texts.scores(query)
-            some = (pair for pair in found if allowed is None or pair[0] in allowed)
-            words = by_words(some, sizes, width)
+        words, weight = texts.ranking(query, allowed) if lexical else (None, 1.0)
         ranks = self._named(query) if addressing else {}
-        best = reading_order(near, self._cosines(q, list(ranks)), ranks, words)[:top_k]
+        best = reading_order(near, self._cosines(q, list(ranks)), ranks, words, weight)[:top_k]
         items = self._store.by_chunk([chunk for chunk, _ in best])
         return [items[chunk].scored(score) for chunk, score in best]
 
