@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_support import Placed, words
+from text_support import Clock, Placed, words
 
 from rsm_torch.text import AgentMemory, Item
 from rsm_torch.text.around import AROUND, average_around
@@ -121,6 +121,22 @@ def test_sessions_and_streams_are_no_neighbours(placed):
     placed.delete_all("b")
     again = [(hit.text, hit.score) for hit in placed.search("1 trip", "a", around=AROUND)]
     assert again == before
+
+
+def test_an_item_may_expire_while_it_is_read():
+    clock = Clock()
+    with AgentMemory(Placed(), tau=0.5, tokenizer=words, clock=clock) as memory:
+        memory.add("0.9 trip", "a", ttl=10)
+        memory.add("0.5 sofa", "a")
+        plain = memory._store.has_expired
+
+        def then_it_is_late(stream):
+            found = plain(stream)
+            clock.now += 11
+            return found
+
+        memory._store.has_expired = then_it_is_late
+        assert texts(memory.search("1 trip", "a", around=AROUND)) == ["0.5 sofa"]
 
 
 def test_what_was_deleted_is_no_neighbour(placed):

@@ -71,19 +71,20 @@ def around(
     Args:
         rankings: (item, score) of each, best first. An item's score is that of the first that has
             it; items that none has are as if they were not there.
-        texts: from an item to the length of its text and its session.
+        texts: from an item to the length of its text and its session. Items that it has not, as
+            those that have just expired, are left out.
         width: characters; see `average_around`.
     """
     given = [list(ranking) for ranking in rankings]
     if width == 0:
         return given
     score = dict(_first(pair for ranking in given for pair in ranking))
-    items = sorted(score)
+    items = sorted(item for item in score if item in texts)
     lengths, sessions = zip(*(texts[item] for item in items), strict=True) if items else ((), ())
     mean = average_around([score[item] for item in items], lengths, sessions, width).tolist()
     of = dict(zip(items, mean, strict=True))
     return [
-        sorted(((item, of[item]) for item, _ in ranking), key=lambda pair: -pair[1])
+        sorted(((item, of[item]) for item, _ in ranking if item in of), key=lambda pair: -pair[1])
         for ranking in given
     ]
 
