@@ -152,6 +152,17 @@ def test_what_was_deleted_is_no_neighbour(placed):
     assert [hit.score for hit in longer if "longer" in hit.text] == pytest.approx([0.1])
 
 
+def test_an_updated_item_stays_where_it_was(placed):
+    ids = placed.add(["0.9 when?", "0.0 in May", "0.3 sofa", "0.2 bye"], "a")
+    assert texts(placed.search("1 trip", "a", top_k=2, around=20)) == ["0.9 when?", "0.0 in May"]
+    placed.update(ids[0], text="0.9 when is it?")
+    score = {hit.text: hit.score for hit in placed.search("1 trip", "a", top_k=4, around=20)}
+    assert score["0.0 in May"] > 0.3 > score["0.2 bye"]
+    placed.fork("a", "b")
+    again = {hit.text: hit.score for hit in placed.search("1 trip", "b", top_k=4, around=20)}
+    assert again == score
+
+
 def test_what_is_filtered_out_is_no_neighbour(placed):
     placed.add([Item("0.9 trip", role="x"), Item("0.2 sofa", role="y")], "a")
     found = placed.search("1 trip", "a", around=AROUND, where={"role": "y"})

@@ -94,6 +94,13 @@ def test_coverage_is_the_share_of_the_query_in_its_best_text(query):
     assert (found == 0) == (query == "zzz")
 
 
+def test_coverage_by_the_texts_that_may_be_found():
+    index = LexicalIndex(["a stone box", "a lid", "rain"])
+    assert index.coverage("box lid", {1, 2}) == pytest.approx(index.scores("box lid")[1].item() / (
+        2 * math.log(1 + 2.5 / 1.5)))  # fmt: skip
+    assert index.coverage("box", {1}) == index.coverage("box", set()) == 0.0
+
+
 def test_coverage_of_nothing():
     assert LexicalIndex([]).coverage("box") == LexicalIndex(["box"]).coverage("...") == 0.0
 

@@ -96,16 +96,15 @@ class VectorRanked(RankedMemory):
         score = {place: value for ranking in rankings for place, value in ranking}
         texts = self._held.sizes(query.stream) if self._around else {}
         pairs = [pair for ranking in around(rankings, texts, self._around) for pair in ranking]
-        words, weight = None, 1.0
+        words, weight = None, self._weight
         if self._words is not None:
             index = self._words[query.stream]
-            words = [place for place, _ in index.ranking(query.text) if place in group]
-            weight = (
-                word_weight(index.coverage(query.text)) if self._weight is None else self._weight
-            )
+            words = [place for place, _ in index.ranking(query.text, group.keys())]
+            if weight is None:
+                weight = word_weight(index.coverage(query.text, group.keys()))
         ranks = self._named(query, group)
         named = [(place, score[place]) for place in ranks]
-        order = reading_order(pairs, named, ranks, words, weight)
+        order = reading_order(pairs, named, ranks, words, 1.0 if weight is None else weight)
         return [Place(place, value, group[place]) for place, value in order]
 
     def _named(self, query: Query, held: Mapping[int, int]) -> dict[int, int]:

@@ -58,8 +58,9 @@ class Finding(OpenMemory):
                 less of the query its best item has (`word_weight`). Scores are then sums of
                 reciprocal ranks; items that are named come first all the same.
             around: average the scores of items by embedding over so many characters of their
-                session around each; an item that is longer keeps its own score. 0: none. See
-                `average_around`.
+                session around each, as the items were added; an item that is longer keeps its own
+                score. What is filtered out or has expired is not there: those on both sides of it
+                are neighbours. 0: none. See `average_around`.
             where, before, after: only items that match, as in `get_all`.
         """
         read = Read(top_k, top_atoms, atom_score, chunk_score)
@@ -95,8 +96,10 @@ class Finding(OpenMemory):
 
         Args:
             layout, order, truncate: as in `pack`.
-            tokenizer: the reader's; None: that of the memory, else the embedder's.
-            top_k: most items to consider; None: as many as the budget could hold.
+            tokenizer: the reader's; None: that of the memory, else the embedder's. The budget is as
+                hard as its counts: WordPiece counts any run of more than 100 letters as one token.
+            top_k: most items to consider; None: one for every four tokens of the budget, at least
+                20.
             top_atoms: so many atoms come first, whole; None: no atom before another.
             atom_score, chunk_score, addressing, where, before, after: as in `search`.
             lexical, around: as in `search`, for the ranking of the whole stream. Both are on, since

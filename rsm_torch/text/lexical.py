@@ -91,10 +91,14 @@ class LexicalIndex:
             return torch.zeros(self._size)
         return torch.from_numpy(self._index.get_scores(words))
 
-    def coverage(self, query: str) -> float:
+    def coverage(self, query: str, allowed: Set[int] | None = None) -> float:
         """How much of the query the best text has, in [0, 1): its score over Σ of the query's words
         of ln(1 + (N - n + 0.5) / (n + 0.5)), those that no text has included. About 0.4 where an
-        average text has all of them once; 0 where none has any."""
+        average text has all of them once; 0 where none has any.
+
+        Args:
+            allowed: places of the texts that may be the best; None: all.
+        """
         words = self._split(query)
         if self._index is None or not words:
             return 0.0
@@ -102,7 +106,9 @@ class LexicalIndex:
         numbers = (self._index.vocab_dict.get(word) for word in words)
         n = np.array([0 if number is None else texts_with[number] for number in numbers])
         most = np.log(1 + (self._size - n + 0.5) / (n + 0.5)).sum()
-        return float(self.scores(query).max()) / float(most)
+        scores = self.scores(query)
+        best = scores if allowed is None else scores[sorted(allowed)]
+        return float(best.amax()) / float(most) if len(best) else 0.0
 
     def ranking(self, query: str, allowed: Set[int] | None = None) -> Pairs:
         """(place, score) of the texts that share a word with the query, best first; of equal

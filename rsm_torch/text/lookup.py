@@ -86,8 +86,8 @@ class Lookup:
         return found
 
     def live_chunks(self, stream: int) -> list[int]:
-        """The chunks of a stream, in the order written."""
-        query = f"SELECT chunks.id {_JOINED} WHERE items.stream = ? AND {_LIVE} ORDER BY chunks.id"
+        """The chunks of a stream, in the order their items were added."""
+        query = f"SELECT chunks.id {_JOINED} WHERE items.stream = ? AND {_LIVE} ORDER BY items.id"
         return [chunk for (chunk,) in self._db.rows(query, (stream, self.clock()))]
 
     def expired(self, now: float) -> dict[int, list[Found]]:

@@ -26,7 +26,7 @@ Texts = Mapping[int, tuple[int, Hashable]]  # from an item to the length of its 
 
 
 def most_items(max_tokens: int) -> int:
-    """How many items to consider for a budget: as many as it could hold."""
+    """How many items to consider for a budget of tokens."""
     return max(20, max_tokens // 4)
 
 
@@ -71,15 +71,16 @@ def around(
     Args:
         rankings: (item, score) of each, best first. An item's score is that of the first that has
             it; items that none has are as if they were not there.
-        texts: from an item to the length of its text and its session. Items that it has not, as
-            those that have just expired, are left out.
+        texts: from an item to the length of its text and its session, in the order in which they
+            stand beside each other. Items that it has not, as those that have just expired, are
+            left out.
         width: characters; see `average_around`.
     """
     given = [list(ranking) for ranking in rankings]
     if width == 0:
         return given
     score = dict(_first(pair for ranking in given for pair in ranking))
-    items = sorted(item for item in score if item in texts)
+    items = [item for item in texts if item in score]
     lengths, sessions = zip(*(texts[item] for item in items), strict=True) if items else ((), ())
     mean = average_around([score[item] for item in items], lengths, sessions, width).tolist()
     of = dict(zip(items, mean, strict=True))
@@ -115,7 +116,7 @@ class StreamTexts:
     """The live items of a stream.
 
     Args:
-        texts: by their chunks, in the order written.
+        texts: by their chunks, in the order in which the items were added.
     """
 
     def __init__(self, texts: dict[int, Text]):
@@ -127,13 +128,18 @@ class StreamTexts:
         return {chunk: (text.length, text.session) for chunk, text in self.texts.items()}
 
     def ranking(self, query: str, allowed: Set[int] | None) -> tuple[list[int], float]:
-        """Chunks that share words with the query, best first, and how much that should count."""
+        """Chunks that share words with the query, best first, and how much that should count.
+
+        Args:
+            allowed: those that may be found; the others still count as texts.
+        """
         if self._index is None:
             self._index = LexicalIndex(text.words for text in self.texts.values())
         chunks = list(self.texts)
-        found = (chunks[place] for place, _ in self._index.ranking(query))
-        some = [chunk for chunk in found if allowed is None or chunk in allowed]
-        return some, word_weight(self._index.coverage(query))
+        places = None if allowed is None else {n for n, c in enumerate(chunks) if c in allowed}
+        found = self._index.ranking(query, places)
+        weight = word_weight(self._index.coverage(query, places))
+        return [chunks[place] for place, _ in found], weight
 
 
 class ReadTexts:
