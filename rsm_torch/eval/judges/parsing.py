@@ -1,43 +1,42 @@
 """Reading a verdict out of what a judging model wrote. None means that none can be read in it.
 
-A model may reason before its verdict, so the last one counts. A word is a verdict where it stands
-alone ("Wrong.", "Verdict: **correct**") or is what something is said to be ("the reply is wrong").
-What denies a verdict or gives a part of it is not that verdict: "not quite correct" is wrong,
-"partially correct" and "not wrong" are neither of the two that were asked for.
+Only a plain verdict is read: the word alone on the last line, or what a reply begins with ("No.",
+"Verdict: **wrong**", "The reply is not quite correct, since ..."). A reply that says both, or
+qualifies what it says ("partially correct", "yes, but"), has none: no score is better than a wrong one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import unicodedata
 
-VERSION = 2  # changes with what is read in a reply: part of what identifies a run
+VERSION = 3  # changes with what is read in a reply: part of what identifies a run
 TOP_GRADE = 3
 
-_MARKUP = re.compile(r"[*_`\"“”#>]|(?<!\w)'|'(?!\w)")
-_CLAUSE = re.compile(
-    r"[.,;:!?\n=→—()\[\]{}]|\s[-–]\s|\b(?:so|thus|therefore|hence|but|however|because|since)\b"
+_SCORES = {
+    "yes": 1.0, "correct": 1.0, "right": 1.0, "true": 1.0,
+    "no": 0.0, "wrong": 0.0, "incorrect": 0.0, "false": 0.0, "not": 0.0,
+}  # fmt: skip
+_MARKUP = re.compile(r"</?\w+>|\\boxed\b|[*_`\"“”#<>{}\[\]\u200b]|(?<!\w)'|'(?!\w)")
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_LABEL = (
+    r"(?:(?:so|thus|therefore|hence)\b[,:]?\s*)?"
+    r"(?:(?:(?:the|my|final)\s+)*(?:answer|verdict|judge?ment|conclusion|label|result)"
+    r"(?:\s*[:=]\s*|\s+[-–]\s+)|(?:the|my)\s+(?:verdict|judge?ment|conclusion)\s+is\s+)?"
 )
-_NEGATION = re.compile(
-    r"not|never|no|nor|neither|hardly|barely|cannot|without|\w*n't|(?:is|are|was|does|do|did)nt"
+_CLAIM = r"(?:(?:the\s+(?:given\s+)?(?:answer|reply|response)|it|that|this)\s+(?:is|was)\s+)?"
+_WHOLLY = r"(?:(?:absolutely|clearly|completely|entirely|fully|quite|simply|totally|wholly)\s+)?"
+_TOLD = re.compile(
+    rf"\W*{_LABEL}(?:(yes|no)|{_CLAIM}(?:(not)\s+{_WHOLLY}correct|{_WHOLLY}(correct|wrong|incorrect)))"
+    # a clause ends here, or says why; what a colon or question mark follows is no verdict
+    r"(?=\s*(?:$|[^\w\s/?:=&|'+-])|\s+-\s|\s+(?:because|since|it|he|she|they)\b)"
 )
-# What may stand between "is" and a verdict without changing it.
-_WHOLLY = {
-    "absolutely", "also", "altogether", "certainly", "clearly", "completely", "definitely",
-    "entirely", "exactly", "fully", "indeed", "just", "plainly", "quite", "really",
-    "simply", "still", "strictly", "totally", "truly", "wholly",
-}  # fmt: skip
-_BEING = {"be", "been", "called", "considered", "counted", "deemed", "judged"}
-_SAID_OF = {
-    "answer", "are", "as", "conclusion", "final", "is", "it's", "judgement", "judgment",
-    "label", "rate", "reply", "response", "result", "say", "that's", "verdict", "was",
-}  # fmt: skip
-# What stands before a word that only names a thing, and what may stand after a verdict.
-_ATTRIBUTE = {"a", "an", "any", "its", "no", "one", "some", "the", "their", "this", "which"}
-_REASON = {
-    "and", "as", "for", "he", "here", "i", "it", "overall", "she", "that", "the", "there",
-    "they", "this", "we", "you",
-}  # fmt: skip
+_NEXT = re.compile(rf"\W*({'|'.join(_SCORES)})\b")
+_REASON = re.compile(r"\b(?:because|since)\b")
+_HEDGE = (
+    r"\b(?:but|however|though|although|except|only|unless|if|or|part|partly|partially|half|mostly|"
+    r"almost|nearly|somewhat|maybe|perhaps|wait|actually)\b"
+)
 
 _GRADE = re.compile(
     r"\b(?:score|grade|rating)\b[\"'*_\s]*[:=]?[\"'*_\s]*([0-9]++(?:\.[0-9]++)?+)"
@@ -48,13 +47,15 @@ _BARE = re.compile(r"[\s*_`\"']*([0-3])[\s*_`\"'.]*")
 
 
 def yes_or_no(text: str) -> float | None:
-    """1 for yes, 0 for no; a "no" before a noun is none."""
-    return _last_verdict(text, {"yes": 1.0, "no": 0.0}, denied=None)
+    """1 for yes, 0 for no."""
+    word = _verdict(text)
+    return _SCORES[word] if word in ("yes", "no") else None
 
 
 def correct_or_wrong(text: str) -> float | None:
     """1 for correct, 0 for wrong, incorrect or not correct."""
-    return _last_verdict(text, {"correct": 1.0, "wrong": 0.0, "incorrect": 0.0}, denied="correct")
+    word = _verdict(text)
+    return _SCORES[word] if word in ("correct", "wrong", "incorrect", "not") else None
 
 
 def grade(text: str) -> float | None:
@@ -68,55 +69,32 @@ def grade(text: str) -> float | None:
     return float(last) / TOP_GRADE
 
 
-def _last_verdict(text: str, words: Mapping[str, float], denied: str | None) -> float | None:
-    """The score of the last verdict; None where there is none or it cannot be told.
-
-    Args:
-        words: the score of each verdict.
-        denied: the verdict whose denial is a verdict too, of score 0.
-    """
-    plain = _MARKUP.sub(" ", text.lower().replace("’", "'"))
-    found = re.compile(rf"\b(?:{'|'.join(words)})\b").finditer(plain)
-    for word in reversed(list(found)):
-        before = _CLAUSE.split(plain[: word.start()])[-1].split()
-        after, stop = _after(plain[word.end() :])
-        if _only_names(word[0], before, after):
-            continue
-        while before and before[-1] in _WHOLLY:
-            before.pop()
-        more = after[:1] == ["or"] or (after and word[0] != "yes" and after[0] not in _REASON)
-        if stop in ("?", "but") or more:
-            return None
-        return _told(word[0], before, words, denied)
-    return None
+def _verdict(text: str) -> str | None:
+    """The word of a reply's one verdict; None where there is none, or more than one."""
+    thought = text.lower().rpartition("</think>")[2]
+    plain = unicodedata.normalize("NFKC", thought).replace("’", "'").replace("n't", " not")
+    plain = _MARKUP.sub(" ", plain)
+    sentences = [one for one in _SENTENCE.findall(plain) if re.search(r"\w", one)]
+    if not sentences:
+        return None
+    told = [_TOLD.match(one) for one in sentences]
+    said = {score for one in told if one for score in _said(one)}
+    last = _TOLD.match([line for line in plain.split("\n") if re.search(r"\w", line)][-1])
+    if last and not re.search(r"\w", last.string[last.end() :]):
+        verdict: re.Match[str] | None = last
+    else:
+        verdict = None if _hedged(sentences) else told[0]
+    return verdict[verdict.lastindex or 0] if verdict and len(said) == 1 else None
 
 
-def _after(rest: str) -> tuple[list[str], str]:
-    """The words up to the end of a clause, and what ends it: "but" also where it follows."""
-    end = _CLAUSE.search(rest)
-    if end is None:
-        return rest.split(), ""
-    stop = end[0]
-    if re.match(r"[\s,;:.—]*(?:but|however|though|although|except|only)\b", rest[end.start() :]):
-        stop = "but"
-    return rest[: end.start()].split(), stop
+def _said(told: re.Match[str]) -> set[float]:
+    """The score of a verdict, and of another word that follows it at once."""
+    after = _NEXT.match(told.string, told.end())
+    return {_SCORES[one[one.lastindex or 0]] for one in (told, after) if one}
 
 
-def _only_names(word: str, before: list[str], after: list[str]) -> bool:
-    """Whether a word says which thing is meant ("the correct answer", "no mention")."""
-    if not after or after[0] in _REASON | {"or"}:
-        return False
-    return word == "no" or bool(before and before[-1] in _ATTRIBUTE)
-
-
-def _told(
-    word: str, before: list[str], words: Mapping[str, float], denied: str | None
-) -> float | None:
-    """What a word says after the words of its clause that stand before it."""
-    while before and before[-1] in _BEING:
-        before = before[:-1]
-    negations = [place for place, one in enumerate(before) if _NEGATION.fullmatch(one)]
-    if negations:
-        right_before = negations == [len(before) - 1]
-        return 0.0 if word == denied and right_before else None
-    return words[word] if not before or before[-1] in _SAID_OF else None
+def _hedged(sentences: list[str]) -> bool:
+    """Whether the first sentence, up to its reason, or the beginning of the next qualifies it."""
+    first = _REASON.split(sentences[0])[0]
+    following = sentences[1] if sentences[1:] else ""
+    return bool(re.search(_HEDGE, first) or re.match(rf"\W*{_HEDGE}", following))
