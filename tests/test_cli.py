@@ -39,6 +39,13 @@ def test_context_prints_the_context_alone_within_the_budget():
 
 
 @pytest.mark.usefixtures("words")
+def test_context_says_that_nothing_fits():
+    result = ask("ama_bench.jsonl", "What happened?", "--episode", 2, "--max-tokens", 1)
+    assert (result.exit_code, result.stdout) == (0, "\n")
+    assert result.stderr.endswith("no chunk fits; give a larger --max-tokens\n")
+
+
+@pytest.mark.usefixtures("words")
 def test_context_json_is_one_object_that_agrees_with_its_text():
     result = ask("ama_bench.jsonl", "What happened at step 7?", "--episode", "2",
                  "--max-tokens", 90, "--layout", "timeline", "--tau", 0.5, "--json")  # fmt: skip

@@ -128,4 +128,6 @@ def _show(summary: dict[str, Any], packed: Context, memory: AgentMemory, as_json
         markup=False,
         soft_wrap=True,
     )
+    if not packed.ids:
+        stderr().print("no chunk fits; give a larger --max-tokens", markup=False)
     sys.stdout.write(packed.text + "\n")
