@@ -57,7 +57,8 @@ def test_a_server_that_was_down_is_asked_again_and_nothing_else_is(tmp_path, mon
         monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
         first = evaluate(*models, "--out", tmp_path / "run")
         assert first.exit_code == 0, first.output
-        assert re.search(r"8 of the lines have an error.*--retry-failed", first.stderr)
+        told = "8 of the lines have an error; 8 of them: BadRequestError: .*out of order.*; see"
+        assert re.search(rf"{told}.*--retry-failed", first.stderr)
         for repaired in works:
             works[repaired], before = True, len(stub.requests)
             again = evaluate(*models, "--out", tmp_path / "run", "--retry-failed")
@@ -120,11 +121,16 @@ def test_the_help_tells_the_defaults():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--timeout", "0"], "--timeout: expected seconds above 0, got 0"),
-        (["--timeout", "nan"], "--timeout: expected seconds above 0, got nan"),
-        (["--time-limit", "-2"], "--time-limit: expected seconds above 0, got -2"),
-        (["--retries", "-1"], "--retries: expected at least 0, got -1"),
-        (["--concurrency", "0"], "--concurrency: expected at least 1, got 0"),
+        (["--timeout", "0"], "--timeout: expected 0.001 to 86400 seconds, got 0"),
+        (["--timeout", "nan"], "--timeout: expected 0.001 to 86400 seconds, got nan"),
+        (["--timeout", "1e-300"], "--timeout: expected 0.001 to 86400 seconds, got 1e-300"),
+        (["--time-limit", "inf"], "--time-limit: expected 0.001 to 86400 seconds, got inf"),
+        (["--retries", "-1"], "--retries: expected 0 to 100, got -1"),
+        (["--retries", "999999999999"], "--retries: expected 0 to 100, got 999999999999"),
+        (["--concurrency", "0"], "--concurrency: expected 1 to 1024, got 0"),
+        (["--concurrency", "1025"], "--concurrency: expected 1 to 1024, got 1025"),
+        (["--reader", "hf:"], "--reader: expected a folder or model id after 'hf:', got nothing"),
+        (["--prices", "/nope"], "--prices: [Errno 2] No such file or directory: '/nope'"),
     ],
 )
 def test_limits_out_of_range_are_refused(more, message):
@@ -141,10 +147,15 @@ def test_replies_are_kept_in_a_folder_for_each_model(tmp_path, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
         models = ("--reader", "openai:stub", "--judge", "openai:stub", "--prices", prices)
         done = evaluate(*models, "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.output
+        again = evaluate(*models, "--out", tmp_path / "again")  # all of it from the cache
+    assert (done.exit_code, again.exit_code) == (0, 0), done.output + again.output
     spent = list(read_lines(tmp_path / "run" / "timings.jsonl"))
-    assert sum(line.get("cost", 0) for line in spent) == pytest.approx(12 * 12e-6)
-    assert sum(line.get("judge_cost", 0) for line in spent) == pytest.approx(8 * 12e-6)
+    cost = sum(line.get("cost", 0) + line.get("judge_cost", 0) for line in spent)
+    assert cost == pytest.approx(len(stub.requests) * 12e-6)  # a prompt that comes twice, once
+    assert 0 < sum(line.get("judge_cost", 0) for line in spent) < cost
+    for line in read_lines(tmp_path / "again" / "timings.jsonl"):
+        free = ("cost", "judge_cost", "prompt_tokens", "completion_tokens", "reader_s", "judge_s")
+        assert all(line.get(name, 0) == 0 for name in free)
     files = [file for file in (tmp_path / "cache" / "replies").rglob("*") if file.is_file()]
     assert [file.name for file in files] == ["replies.jsonl"] * 2  # of the reader, of the judge
     folders = [file.parent.name for file in files if file.parent.name != "replies"]

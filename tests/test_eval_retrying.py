@@ -19,7 +19,7 @@ from rsm_torch.eval import plan as planning
 from rsm_torch.eval.judges import Verdict
 from rsm_torch.eval.judges.protocol import NO_ANSWER
 from rsm_torch.eval.readers import Answer, Failure
-from rsm_torch.eval.run_folder import RunFolder, read_lines
+from rsm_torch.eval.run_folder import Lines, read_lines
 
 
 @pytest.fixture(autouse=True)
@@ -371,12 +371,13 @@ def test_killed_while_it_asks_again_the_run_is_readable_and_goes_on(tmp_path):
 
 
 def test_lines_are_replaced_in_place_and_added_to_after_it(tmp_path):
-    with RunFolder(tmp_path) as folder:
-        folder.results.add([{"n": n} for n in range(4)])
-        folder.results.replace({1: {"n": "é\udc80"}, 3: {"n": None}})
-        folder.results.replace({})
-        folder.results.add([{"n": 4}])
-        assert folder.results.count == 5
-        assert list(folder.results.rows(1, 3)) == [{"n": "é\udc80"}, {"n": 2}]
-        folder.results.keep(4)
-    assert [row["n"] for row in read_lines(tmp_path / "results.jsonl")] == [0, "é\udc80", 2, None]
+    lines = Lines(tmp_path / "lines.jsonl")
+    lines.add([{"n": n} for n in range(4)])
+    lines.replace({1: {"n": "é\udc80"}, 3: {"n": None}})
+    lines.replace({})
+    lines.add([{"n": 4}])
+    assert lines.count == 5
+    assert list(lines.rows(1, 3)) == [{"n": "é\udc80"}, {"n": 2}]
+    lines.keep(4)
+    lines.close()
+    assert [row["n"] for row in read_lines(tmp_path / "lines.jsonl")] == [0, "é\udc80", 2, None]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import Words
-from eval_support import Newest, Ranking, contents, made_prepared, plan, run_into
+from eval_support import Newest, Ranking, contents, made_prepared, plan, retry_in, run_into
 
 from rsm_torch.baselines.agentic.memory_bank import MemoryBank
 from rsm_torch.eval import manifest
@@ -22,8 +22,8 @@ from rsm_torch.eval.judges import Verdict
 from rsm_torch.eval.judges.protocol import NO_ANSWER
 from rsm_torch.eval.manifest import ManifestError, read, settle
 from rsm_torch.eval.readers import Answer, Failure
-from rsm_torch.eval.run_folder import Lines, RunFolder, read_lines
-from rsm_torch.eval.summary import summarise
+from rsm_torch.eval.run_folder import DamagedRun, Lines, RunFolder, read_lines
+from rsm_torch.eval.summary import commonest_error, summarise
 from rsm_torch.hits import Context
 
 
@@ -259,10 +259,64 @@ def test_lines_cut_torn_ends_and_keep_what_json_cannot_say_plainly(tmp_path):
 def test_two_processes_cannot_write_one_run(tmp_path):
     with (
         RunFolder(tmp_path),
-        pytest.raises(BlockingIOError, match="another process is writing the run in"),
+        pytest.raises(
+            BlockingIOError,
+            match=r"another process is writing .* wait until it has ended, or give another",
+        ),
     ):
         RunFolder(tmp_path)
     RunFolder(tmp_path).__exit__()
+
+
+# -- damage -------------------------------------------------------------------------------------
+
+
+def _swap(lines):
+    lines[4], lines[6] = lines[6], lines[4]
+
+
+DAMAGE = {
+    "a line is missing": (
+        "results", lambda lines: lines.pop(3), "line 4 should have episode 'e0', it has 'e1'",
+    ),
+    "a line of a question is missing": (
+        "results", lambda lines: [lines.pop(2), lines.pop(2)], "line 3 should have episode 'e0'",
+    ),
+    "a line is there twice": (
+        "results", lambda lines: lines.insert(5, lines[4]), "line 6 should have budget 60",
+    ),
+    "lines are in another order": ("results", _swap, "line 5 should have"),
+    "lines of another run come after it": (
+        "results", lambda lines: lines.append(lines[-1]), "line 61 is one more than the run has",
+    ),
+    "no JSON": ("results", lambda lines: lines.insert(1, "garbage"), "line 2 is no JSON"),
+    "an empty object": ("results", lambda lines: lines.insert(1, "{}"), "line 2 has no dataset"),
+    "no object": ("timings", lambda lines: lines.insert(1, "[]"), "line 2 is no object"),
+    "no JSON in timings": ("timings", lambda lines: lines.insert(0, "x"), "line 1 is no JSON"),
+    "no time": ("timings", lambda lines: lines.insert(0, "{}"), "line 1 has no dataset"),
+    "a memory is missing": (
+        "memories", lambda lines: lines.pop(0), "line 1 should have episode 'e0', it has 'e1'",
+    ),
+    "no JSON in memories": ("memories", lambda lines: lines.insert(2, ""), "line 3 is no JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("again", [run_into, retry_in])
+def test_a_damaged_run_does_not_go_on(tmp_path, name, again):
+    work = plan(methods=("a", "b"))
+    run_into(tmp_path, work)
+    what, damage, says = DAMAGE[name]
+    file = tmp_path / f"{what}.jsonl"
+    lines = file.read_text().splitlines()
+    damage(lines)
+    file.write_text("".join(line + "\n" for line in lines))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(DamagedRun) as refused:
+        again(tmp_path, work)
+    assert str(refused.value).startswith(f"{file}: {says}")
+    assert "put the file back from a copy, or run again into a new folder" in str(refused.value)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 # -- failures -----------------------------------------------------------------------------------
@@ -294,6 +348,19 @@ def test_one_question_fails_and_the_others_do_not(tmp_path, kind):
     assert set(failed[0]["metrics"].values()) == {None}
     assert failed[0]["metrics"].keys() == good[0]["metrics"].keys()
     assert [r for r in bad if not r["error"]] == [r for r in good if r["question"] != "e1-q3"]
+
+
+def test_the_commonest_error_is_told_with_its_count(tmp_path):
+    class Fails(Newest):
+        def context(self, query, max_tokens):
+            if query.id == "e0-q0" and max_tokens == 16:
+                raise ZeroDivisionError("seldom")
+            if query.id in ("e0-q2", "e1-q3"):
+                raise OSError("often")
+            return super().context(query, max_tokens)
+
+    run_into(tmp_path, plan(lambda name, seed: Fails(seed)))
+    assert commonest_error(tmp_path) == ("OSError: often", 4)
 
 
 def test_a_context_over_its_budget_is_an_error(tmp_path):

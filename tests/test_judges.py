@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
-from reader_support import TEMPLATE, WINDOW, tiny_llama, tiny_tokenizer
+from reader_support import (
+    TEMPLATE,
+    WINDOW,
+    Reply,
+    completion,
+    stub_server,
+    tiny_llama,
+    tiny_tokenizer,
+)
 
 from rsm_torch.eval.datasets.episode import Question
 from rsm_torch.eval.judges import Case, Judge, ModelJudge, OverlapJudge, make_judge, templates_hash
@@ -14,7 +23,7 @@ from rsm_torch.eval.judges.likelihood import LikelihoodJudge, mean_log_probabili
 from rsm_torch.eval.judges.normalise import ama_bench_words, locomo_words, squad_words
 from rsm_torch.eval.judges.parsing import correct_or_wrong, grade, yes_or_no
 from rsm_torch.eval.judges.templates import TEMPLATES, asked, template_for
-from rsm_torch.eval.readers import Answer, ChatReader, Failure
+from rsm_torch.eval.readers import Answer, ChatReader, Failure, Price
 from rsm_torch.eval.readers.local_model import LocalModel
 
 LOCOMO = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
@@ -120,43 +129,80 @@ def test_real_references_score_one_against_themselves(data_folder):
 
 @pytest.mark.parametrize(
     ("text", "verdict"),
-    [("yes", 1), ("No.", 0), ("No, wait ... YES", 1), ("yes? **no**", 0), ("I know yesterday", None),
-     ("", None), ("nothing to say", None), ("So: yes", 1), ("I'd say yes", 1), ("Yes it does.", 1),
-     ("No it does not", 0), ("No, because it errs", 0), ("The answer is no", 0), ("Yes, no doubt.", 1),
-     ("Is it right? Yes.", 1), ("yes.\n\nThere is no contradiction.", 1),
-     ("It names no such thing.\nno", 0), ("There is no mention of it", None), ("yes or no", None),
-     ("not yes", None), ("yes?", None), ("Yes, but only in part", None)],
+    [("yes", 1), ("No.", 0), ("**Yes**", 1), ("'no'", 0), ("-> no", 0), ("ＹＥＳ", 1),
+     ("<answer>yes</answer>", 1), ("<think>no, no</think>yes", 1), (r"\boxed{no}", 0),
+     ("Answer: yes", 1), ("Final answer: no", 0), ("My verdict is yes.", 1), ("So: yes", 1),
+     ('{"verdict": "no"}', 0),
+     # first, with its reasons after it
+     ("Yes it does.", 1), ("No it does not", 0), ("No, because it errs", 0), ("Yes — it matches", 1),
+     ("Yes, both say the answer is no.", 1), ("No.\nReason: yes was expected.", 0),
+     ("no\n\n(Yes would require naming the city.)", 0), ("yes.\n\nThere is no contradiction.", 1),
+     ("Yes\nNote: reference = no, given = no", 1),
+     # last, on a line of its own
+     ("It names no such thing.\nno", 0), ("Is it right, but for one word?\n**Yes.**", 1),
+     ("The reference says no. So does this.\nVerdict: yes\n", 1),
+     # both, a part, or not said of the answer
+     ("No, wait ... YES", None), ("yes\nno", None), ("Yes. No.", None), ("Yes: no", None),
+     ("yes? **no**", None), ("yes or no", None), ("yes/no", None), ("no no", None), ("yes & no", None),
+     ("not yes", None), ("yes?", None), ("Yes, but only in part", None), ("Yes. However, not all", None),
+     ("The reference answer is yes.", None), ("The answer is no", None), ("Is it wrong? Yes.", None),
+     ("There is no mention of it", None), ("No mention of it", None), ("Yes would be generous", None),
+     ("I know yesterday", None), ("", None), ("...", None), ("nothing to say", None)],
 )  # fmt: skip
-def test_the_last_yes_or_no_counts(text, verdict):
+def test_yes_or_no_only_where_it_is_told_plainly(text, verdict):
     assert yes_or_no(text) == verdict
 
 
 @pytest.mark.parametrize(
     ("text", "verdict"),
-    [("correct", 1), ("Wrong", 0), ("It is correct that ... so: wrong.", 0), ("incorrect", 0),
-     ("corrected", None), ("maybe", None), ("", None),
-     # alone, or what something is said to be
-     ("Correct.", 1), ("CORRECT", 1), ("**Wrong**", 0), ("'correct'", 1), ('{"label": "correct"}', 1),
-     ("Verdict: **Correct**", 1), ("Final verdict: Incorrect.", 0), ("The answer is correct", 1),
-     ("It is wrong because it never names the cue.", 0), ("Correct - it heeds the cue", 1),
-     ("correct\n(it mentions sugar)", 1), ("The reply is completely wrong", 0),
-     ("The reply does not show it, so it is wrong.", 0),
-     ("The reply does not show it so the verdict is wrong.", 0),
+    [("correct", 1), ("Wrong", 0), ("incorrect", 0), ("CORRECT.", 1), ("**Wrong**", 0), ("'correct'", 1),
+     ('{"label": "correct"}', 1), ('{"label": "wrong", "why": "the correct date is May"}', 0),
+     ("Verdict: **Correct**", 1), ("Final verdict: Incorrect.", 0), ("VERDICT\ncorrect", 1),
+     ("The answer is correct", 1), ("The reply is completely wrong", 0), ("It was wrong.", 0),
+     ("It is wrong because it only names half of the cue.", 0), ("Correct - it heeds the cue", 1),
+     ("correct\n(it mentions sugar)", 1), ("Wrong. The correct reply names it.", 0),
+     ("The correct answer names the cue.\nwrong", 0), ("Nothing is wrong.\nThe reply is correct.", 1),
      # what is denied is not correct, and what is not wrong is not said to be correct
-     ("not correct", 0), ("not quite correct", 0), ("not entirely correct", 0),
-     ("That isn't correct.", 0), ("It isn’t quite correct", 0), ("It cannot be called correct.", 0),
-     ("The answer is not wrong", None), ("not wrong", None), ("not incorrect", None),
+     ("not correct", 0), ("not quite correct", 0), ("That isn't correct.", 0),
+     ("It isn’t entirely correct", 0), ("The answer is not wrong", None), ("not incorrect", None),
      ("neither correct nor wrong", None), ("I would not call it correct.", None),
+     ("anything but correct", None), ("all but correct", None), ("None of the reply is correct", None),
+     ("Nobody would say the reply is correct", None), ("Nothing is wrong.", None),
+     ("None of it is wrong", None), ("It is false that the answer is correct", None),
+     ("I doubt the reply is correct", None), ("far from correct", None),
      # a part of it is neither
      ("partially correct", None), ("The reply is mostly correct.", None), ("nearly correct", None),
-     ("far from correct", None), ("Correct, but only in part.", None), ("correct in part", None),
-     # not said of the reply
-     ("The correct answer names the cue.\nwrong", 0), ("Wrong. The correct reply names it.", 0),
-     ("It lacks the correct cue", None), ("correct or wrong", None),
-     ("Is it correct? I cannot tell.", None), ("Correct? No.", None)],
+     ("Correct, but only in part.", None), ("Correct. However, a part is wrong.", None),
+     ("correct in part", None), ("Only half of it is correct", None),
+     ("Part of the answer is correct", None), ("correct enough", None), ("Correct, if he meant it", None),
+     # both, or not said of the reply
+     ("The answer is correct. No, wait, it is wrong.", None), ("correct, not wrong", None),
+     ("Correct: no", None), ("Correct? No.", None), ("Correct. No.", None), ("correct or wrong", None),
+     ("Is the answer correct: no", None), ("Is it correct? I cannot tell.", None), ("yes", None),
+     ("Whether the reply is correct", None), ("This is the correct answer", None),
+     ("It lacks the correct cue", None), ("correctly", None), ("maybe", None), ("", None)],
 )  # fmt: skip
-def test_correct_or_wrong(text, verdict):
+def test_correct_or_wrong_only_where_it_is_told_plainly(text, verdict):
     assert correct_or_wrong(text) == verdict
+
+
+@pytest.mark.parametrize(
+    "text", ["not " * 9999 + "correct", "'" * 99999 + "no", " " * 99999 + "yes it", "the " * 9999]
+)
+def test_a_long_reply_is_read_at_once(text):
+    began = time.perf_counter()
+    yes_or_no(text), correct_or_wrong(text), grade(text)
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(("name", "template"), TEMPLATES.items())
+def test_every_template_asks_for_what_is_read(name, template):
+    last = template[template.rindex("End with") :]
+    if name == "realmem":
+        assert last == "End with a line 'Score: N' with N from 0 to 3."
+    else:
+        words = "correct or wrong" if name == "locomo_plus" else "yes or no"
+        assert last == f"End with one word on a line of its own: {words}."
 
 
 @pytest.mark.parametrize(
@@ -210,6 +256,33 @@ def test_a_model_judges_each_answer():
         assert shown in text
 
 
+def test_a_reply_without_a_verdict_is_asked_for_anew_the_next_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    replies = {"a": ["yes"], "b": ["Hard to say.", "no"]}
+
+    def answer(body, number):
+        given = body["messages"][0]["content"].split("Given answer: ")[1][0]
+        return Reply(completion(replies[given].pop(0)))
+
+    with stub_server(answer) as stub:
+        monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
+
+        def verdicts():  # each time as a new process would
+            prices = {"stub": Price(1, 1)}
+            judge = make_judge("openai:stub", "ama-bench", cache=tmp_path, prices=prices)
+            return judge.judge([case("a"), case("b")])
+
+        first, second, third = verdicts(), verdicts(), verdicts()
+        assert len(stub.requests) == 3
+    assert [v.score for v in first] == [1, None]
+    assert first[1].error.type == "UnreadableVerdict"
+    assert [v.score for v in second] == [v.score for v in third] == [1, 0]
+    # what is read from the cache costs nothing
+    assert [[v.cost for v in some] for some in (first, second, third)] == [
+        [12e-6, 12e-6], [0, 12e-6], [0, 0],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("dataset", "category", "name", "template"),
     [
@@ -247,7 +320,7 @@ def test_templates_say_what_the_official_judges_do():
 
 
 def test_the_cue_judge_and_the_grades():
-    cue = ModelJudge(ChatReader(lambda m: "It names it. Correct"), "locomo-plus")
+    cue = ModelJudge(ChatReader(lambda m: "It names it.\nCorrect"), "locomo-plus")
     verdicts = cue.judge([case("a", None, cue="A: x"), case("a", None)])
     assert [v.score for v in verdicts] == [1.0, None]
     assert verdicts[1].error.type == "NoReference"

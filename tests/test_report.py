@@ -286,6 +286,17 @@ def test_an_unfinished_run_says_how_much_is_missing(tmp_path):
     assert cell(numbers, "plain", 1000)["bytes"] is None
 
 
+def test_one_is_no_plural(tmp_path):
+    for questions, episodes, says in (
+        (5, 1, "5 questions of 1 episode; seed 0."),
+        (1, 1, "1 question of 1 episode; seed 0."),
+        (1200, 30, "1,200 questions of 30 episodes; seed 0."),
+    ):
+        made = MadeRun(noisy, questions=questions, episodes=episodes)
+        run = made.write(tmp_path / str(questions))
+        assert says in make_report([run], Choices(resamples=FEW)).markdown()
+
+
 def test_damage_is_refused_with_its_place(tmp_path):
     run = MadeRun(noisy).write(tmp_path / "run")
     file = run / "results.jsonl"
@@ -294,6 +305,9 @@ def test_damage_is_refused_with_its_place(tmp_path):
         ([*lines[:3], lines[3][:30], *lines[4:]], "line 4 is no JSON"),
         ([*lines, lines[7]], "line 97 has the question, method, budget and seed of line 8"),
         ([*lines[:2], "[1, 2]", *lines[2:]], "line 3: expected an object"),
+        ([lines[0], "{}"], "line 2: no dataset, episode, method"),
+        ([*lines[:6], *lines[7:]], "line 7 is out of order: a line is missing before it"),
+        ([*lines[:8], *lines[9:12], *lines[13:]], "out of order"),
         ([lines[0].replace('"method"', '"methodic"')], "line 1: no method"),
         ([re.sub(r'"recall": [0-9.]+', '"recall": "high"', lines[0])], "metrics recall: no number"),
         ([re.sub(r'"recall": [0-9.]+', '"recall": NaN', lines[0])], "metrics recall: no number"),

@@ -105,7 +105,7 @@ def evaluate(
     from rsm_torch.eval.retrying import retry
     from rsm_torch.eval.run import run
     from rsm_torch.eval.run_folder import RunFolder
-    from rsm_torch.eval.summary import summarise
+    from rsm_torch.eval.summary import commonest_error, summarise
 
     request = Request(
         dataset=dataset,
@@ -148,8 +148,10 @@ def evaluate(
     stdout().print(table(lines))
     failed = sum(line["errors"] for line in lines)
     if failed:
+        often, most = commonest_error(ready.folder)
         note = (
-            f"{failed} of the lines have an error; see {ready.folder / 'results.jsonl'}. The same "
+            f"{failed} of the lines {'has' if failed == 1 else 'have'} an error; {most} of them: "
+            f"{often}; see {ready.folder / 'results.jsonl'}. The same "
             "command with --retry-failed asks them again; answers that came cost nothing"
         )
         stderr().print(note, markup=False, soft_wrap=True)

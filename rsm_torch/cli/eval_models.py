@@ -50,7 +50,9 @@ def make_models(dataset: str, asked: Asked) -> tuple[Reader, list[Judge], Reader
     from rsm_torch.eval.judges import make_judge
     from rsm_torch.eval.readers import load_prices, make_reader
 
-    prices = None if asked.prices is None else load_prices(asked.prices)
+    prices = None
+    if (table := asked.prices) is not None:
+        prices = named("--prices", str(table), lambda: load_prices(table))
     replies = cache_folder("replies")
     if asked.reader.strip() == "none":
         for judge in asked.judges:
@@ -91,8 +93,8 @@ def named(option: str, spec: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except (OSError, ValueError) as error:
-        why = re.sub(r"^(reader|judge|spec): ", "", str(error))
-        if kind in LOCAL and Path(name).is_dir():
+        why = re.sub(r"^(reader|judge|spec|prices): ", "", str(error))
+        if kind in LOCAL and name.strip() and Path(name).is_dir():
             why = (
                 f"no model could be loaded from the folder {name} ({why}); expected config.json, "
                 "weights and tokenizer in it, as save_pretrained leaves them"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rsm_torch.cli.errors import CommandError
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -37,16 +35,19 @@ def server_limits(
     timeout: float | None, time_limit: float | None, retries: int | None, concurrency: int | None
 ) -> dict[str, float]:
     """Those of a server's limits that were given, by the names `make_reader` has for them."""
-    for option, seconds in (("--timeout", timeout), ("--time-limit", time_limit)):
-        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-            raise CommandError(f"{option}: expected seconds above 0, got {seconds:g}")
-    at_least("--retries", retries, 0)
-    at_least("--concurrency", concurrency, 1)
+    from rsm_torch.eval.readers.openai_api import check_limits
+
     given = {
         "timeout": timeout, "time_limit": time_limit, "retries": retries,
         "concurrency": concurrency,
     }  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
+    limits = {name: value for name, value in given.items() if value is not None}
+    try:
+        check_limits(limits)
+    except ValueError as error:
+        name, _, why = str(error).partition(": ")
+        raise CommandError(f"--{name.replace('_', '-')}: {why}") from error
+    return limits
 
 
 def check_dtype(dtype: str | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rsm_torch.eval import manifest
-from rsm_torch.eval.run_folder import MEMORIES, RESULTS, TIMINGS
+from rsm_torch.eval.run_folder import MEMORIES, NEEDED, RESULTS, TIMINGS
 
 # Settings that no two runs in one table may differ in.
 SAME = (
@@ -98,7 +98,8 @@ def read_run(folder: Path) -> Run:
     Raises:
         FileNotFoundError: no such folder, or no manifest in it.
         ManifestError: a damaged manifest.
-        ReportError: no rows yet, a damaged line, or a row that is there twice.
+        ReportError: no rows yet, a damaged line, a row that is there twice, or one that is missing
+            among others.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected one that rsm eval wrote")
@@ -112,11 +113,34 @@ def read_run(folder: Path) -> Run:
                 f"{folder / RESULTS}: line {at} has the question, method, budget and seed of line "
                 f"{first[row.key]}; run it again into a new folder"
             )
+    _no_gaps(folder / RESULTS, [at for at, _ in lines], rows)
     if not rows:
         raise ReportError(f"{folder}: no results yet; wait for its first rows, or run it again")
     memories = [line for _, line in _lines(folder / MEMORIES)[0]]
     timings = [line for _, line in _lines(folder / TIMINGS)[0]]
     return Run(folder, held, rows, memories, timings, torn)
+
+
+def _no_gaps(file: Path, numbers: Sequence[int], rows: Sequence[Row]) -> None:
+    """Refuse rows from between which some are missing: every method and seed is asked the same
+    questions at the same budgets in the same order, each question at all budgets in turn."""
+    units: dict[tuple[str, int], list[int]] = {}
+    for place, row in enumerate(rows):
+        units.setdefault((row.method, row.seed), []).append(place)
+    budgets = len({row.budget for row in rows})
+    whole = max(units.values(), key=len, default=[])
+    for places in units.values():
+        for at, place in enumerate(places):
+            begin = rows[places[at - at % budgets]]  # of the same question
+            like = rows[whole[at]]
+            asked = (begin.episode, begin.question, like.budget)
+            same = (like.episode, like.question) == (begin.episode, begin.question)
+            if not same or (rows[place].episode, rows[place].question, rows[place].budget) != asked:
+                raise ReportError(
+                    f"{file}: line {numbers[place]} is out of order: a line is missing before it, "
+                    f"or before line {numbers[whole[at]]}; put the file back from a copy, or run "
+                    "again into a new folder"
+                )
 
 
 def differences(runs: Sequence[Run], dataset: str) -> list[str]:
@@ -148,14 +172,13 @@ def _lines(file: Path) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
             raise ReportError(f"{file}: line {at} is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise ReportError(f"{file}: line {at}: expected an object, got {_short(str(value))}")
+        if missing := [name for name in NEEDED[file.name] if name not in value]:
+            raise ReportError(f"{file}: line {at}: no {', '.join(missing)}")
         out.append((at, value))
     return out, False
 
 
 def _row(file: Path, at: int, line: Mapping[str, Any]) -> Row:
-    missing = [n for n in ("dataset", "episode", "question", "method", "seed") if n not in line]
-    if missing:
-        raise ReportError(f"{file}: line {at}: no {', '.join(missing)}")
     metrics, scores = (dict(_figures(file, at, line, kind)) for kind in ("metrics", "scores"))
     if both := metrics.keys() & scores.keys():
         raise ReportError(f"{file}: line {at}: {', '.join(both)} is both a metric and a score")

@@ -116,9 +116,13 @@ def _legend(report: Numbers) -> list[str]:
 def _facts(dataset: Numbers) -> str:
     seeds = ", ".join(map(str, dataset["seeds"]))
     return (
-        f"{dataset['questions']:,} questions of {dataset['episodes']:,} episodes; "
+        f"{_count(dataset['questions'], 'question')} of {_count(dataset['episodes'], 'episode')}; "
         f"seed{'s' if len(dataset['seeds']) > 1 else ''} {seeds}."
     )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _made_by(run: Numbers) -> str:

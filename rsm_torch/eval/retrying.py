@@ -1,9 +1,10 @@
 """Asking again what failed in a run, so that it ends as one in which nothing failed would have.
 
 Where a unit has lines with an error, or its memory could not be written, its memory is written anew
-and asked those questions; what a model said already is in its cache and costs nothing. A unit's new
-lines take the place of the failed ones all at once when it is done: a kill leaves the run as it was
-before that unit. What fails once more stays a failure, and can be asked again.
+and asked those questions; what a model said already is in its cache and costs nothing, but for a
+judge's reply without a verdict, which is not kept and asked for anew. A unit's new lines take the
+place of the failed ones all at once when it is done: a kill leaves the run as it was before that
+unit. What fails once more stays a failure, and can be asked again.
 
 Timings: seconds of reading and judging, tokens and cost of all tries add up, with the questions
 they were spent on; the time to write a memory is that of the last try in which it was written whole.

@@ -77,7 +77,8 @@ def ranking_figures(asked: Asked, ranked: Sequence[str] | None, prepared: Prepar
 
 @dataclass(slots=True)
 class Times:
-    """What one memory took, by episode and budget; only of what this process did."""
+    """What one memory took, by episode and budget; only of what this process did: of a unit that
+    was killed and went on, seconds, tokens and cost of the questions before the kill are missing."""
 
     write_s: float = 0.0
     cells: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
@@ -89,9 +90,10 @@ class Times:
         if outcome and outcome.reading:
             one = outcome.reading
             spent |= {"reader_s": one.seconds, "cost": one.cost}
+            # what was read from disk was paid for before
             spent |= {
-                "prompt_tokens": one.prompt_tokens,
-                "completion_tokens": one.completion_tokens,
+                "prompt_tokens": 0 if one.cached else one.prompt_tokens,
+                "completion_tokens": 0 if one.cached else one.completion_tokens,
             }
         for verdict in outcome.verdicts if outcome else ():
             spent["judge_s"] = (spent.get("judge_s") or 0.0) + verdict.seconds

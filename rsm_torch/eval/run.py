@@ -10,6 +10,7 @@ with an error stand; `rsm_torch.eval.retrying` asks them again.
 
 from __future__ import annotations
 
+from rsm_torch.eval.held import check_held
 from rsm_torch.eval.plan import Plan
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.preparing import Report, quiet
@@ -29,9 +30,11 @@ def run(plan: Plan, prepared: Prepared, folder: RunFolder, report: Report = quie
 
     Raises:
         ValueError, ImportError: a method that cannot be made, before anything is run.
+        DamagedRun: the folder holds other lines than this run leaves there; nothing is changed.
     """
     for method in plan.methods:
         plan.make(method, plan.seeds[0])
+    check_held(plan, prepared, folder)
     per_unit = len(prepared.questions) * len(plan.budgets)
     done_units = _settle(plan, prepared, folder, per_unit)
     for number, (seed, method) in enumerate(plan.units):

@@ -17,6 +17,35 @@ from typing import Any
 
 RESULTS, MEMORIES, TIMINGS = "results.jsonl", "memories.jsonl", "timings.jsonl"
 LOCK = ".lock"
+REMEDY = "put the file back from a copy, or run again into a new folder"
+_ABOUT = ("dataset", "episode", "method", "seed")
+NEEDED = {  # what a line of each file has at least
+    RESULTS: (*_ABOUT, "question", "budget", "tokens", "ids", "metrics", "scores", "error"),
+    MEMORIES: (*_ABOUT, "chunks", "groups", "bytes"),
+    TIMINGS: (*_ABOUT, "budget", "questions", "write_s"),
+}
+
+
+class DamagedRun(ValueError):
+    """A line of a run's file that cannot be read, or that stands where another one should."""
+
+
+def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """What line `number` (from 1) of a run's file says.
+
+    Raises:
+        DamagedRun: it is no object in JSON, or lacks what every line of such a file has.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # also bytes that are no UTF-8
+        raise DamagedRun(f"{path}: line {number} is no JSON ({error}); {REMEDY}") from None
+    if not isinstance(row, dict):
+        raise DamagedRun(f"{path}: line {number} is no object; {REMEDY}")
+    missing = [name for name in NEEDED.get(path.name, ()) if name not in row]
+    if missing:
+        raise DamagedRun(f"{path}: line {number} has no {', '.join(missing)}; {REMEDY}")
+    return row
 
 
 class Lines:
@@ -62,8 +91,8 @@ class Lines:
     def rows(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
         """The lines from place `begin` on, before `end`."""
         with self.path.open("rb") as file:
-            for line in islice(file, begin, end):
-                yield json.loads(line)
+            for number, line in enumerate(islice(file, begin, end), begin + 1):
+                yield parsed(self.path, number, line)
 
     def replace(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Put others in the place of some lines: all of them, or after a kill none."""
@@ -111,7 +140,8 @@ class RunFolder:
         except BlockingIOError:
             self._lock.close()
             raise BlockingIOError(
-                f"--out: another process is writing the run in {folder}"
+                f"--out: another process is writing the run in {folder}; wait until it has ended, "
+                "or give another folder"
             ) from None
         self.results = Lines(folder / RESULTS)
         self.memories = Lines(folder / MEMORIES)
@@ -127,10 +157,14 @@ class RunFolder:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file; none where there is no file."""
+    """The whole lines of a file; none where there is no file.
+
+    Raises:
+        DamagedRun: a line that cannot be read.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield parsed(path, number, line)

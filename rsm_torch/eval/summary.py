@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -46,6 +46,14 @@ def summarise(folder: Path) -> list[dict[str, Any]]:
         }
         for (method, budget), rows in cells.items()
     ]
+
+
+def commonest_error(folder: Path) -> tuple[str, int]:
+    """The type and message that most failed lines of a run have, and how many have it; there must
+    be a failed line."""
+    errors = (row["error"] for row in read_lines(folder / RESULTS))
+    kinds = Counter(f"{error['type']}: {error['message']}" for error in errors if error)
+    return kinds.most_common(1)[0]
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -11,13 +11,15 @@ from rsm_torch.eval.judges.templates import Asked, asked, has_standard, template
 from rsm_torch.eval.prompts import dataset_key
 from rsm_torch.eval.readers.protocol import Answer, Failure, Prompt, Reader
 
+UNREADABLE = "UnreadableVerdict"  # the type of such a failure
 MAX_TOKENS = 512  # room to reason before the verdict
 
 
 class ModelJudge:
     """Asks a reader for a verdict on each answer.
 
-    A reply in which no verdict can be read gives no score and an error, never a 0. Every score is in 0 to 1:
+    A reply in which no verdict can be read gives no score and an error, never a 0, and is not kept:
+    the next time it is asked for anew. Every score is in 0 to 1:
     yes, no, correct and wrong are 1 or 0, RealMem's grade 0 to 3 is divided by 3.
 
     Args:
@@ -48,13 +50,24 @@ class ModelJudge:
                 verdicts[place] = Verdict(None, NO_REFERENCE)
             else:
                 questions[place] = asked(self.dataset, case)
-        replies = self.reader.answer([self._prompt(ask) for ask in questions.values()])
+        prompts = {place: self._prompt(ask) for place, ask in questions.items()}
+        replies = self.reader.answer(list(prompts.values()))
         for (place, ask), reply in zip(questions.items(), replies, strict=True):
             verdicts[place] = _verdict(ask, reply)
+        self._forget([prompts[at] for at in prompts if _unreadable(verdicts[at])])
         return [verdicts[place] for place in range(len(cases))]
+
+    def _forget(self, prompts: Sequence[Prompt]) -> None:
+        forget = getattr(self.reader, "forget", None)
+        if forget is not None and prompts:
+            forget(prompts)
 
     def _prompt(self, ask: Asked) -> Prompt:
         return Prompt(({"role": "user", "content": ask.text},), self.max_tokens)
+
+
+def _unreadable(verdict: Verdict) -> bool:
+    return verdict.error is not None and verdict.error.type == UNREADABLE
 
 
 def _verdict(ask: Asked, reply: Answer) -> Verdict:
@@ -64,7 +77,7 @@ def _verdict(ask: Asked, reply: Answer) -> Verdict:
         score, error = ask.read(reply.text), None
         if score is None:
             shown = " ".join(reply.text.split())[-120:]  # a verdict stands at the end
-            error = Failure("UnreadableVerdict", f"unreadable verdict ({ask.template}): {shown!r}")
+            error = Failure(UNREADABLE, f"unreadable verdict ({ask.template}): {shown!r}")
     return Verdict(
         score, error, reply.text or "",
         reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.cost,

@@ -80,7 +80,12 @@ class LocalReader:
         pending = sorted(fresh.values(), key=lambda place: (limits[place], len(ids[place])))
         for batch in _batches(pending, limits, self.batch_size):
             self._generate(batch, ids, limits, keys, answers)
-        return [answers.get(place) or self._cached(key) for place, key in enumerate(keys)]
+        return [
+            # of equal prompts the first was run: the others have its record, or its failure
+            answers.get(place)
+            or (self._cached(key) if self.cache.get(key) else answers[fresh[key]])
+            for place, key in enumerate(keys)
+        ]
 
     def _too_long(self, tokens: int, limit: int) -> Failure | None:
         window = window_of(self.local.model)

@@ -14,6 +14,14 @@ from rsm_torch.eval.readers.prices import Price, as_price
 from rsm_torch.eval.readers.protocol import Answer, Failure, Prompt
 from rsm_torch.eval.readers.reply_cache import ReplyCache, content_key
 
+# Of what a server may be asked: least and most. Below a millisecond no answer comes, and beyond
+# the others a machine runs out of sockets or a person of patience.
+LIMITS = {
+    "timeout": (0.001, 86_400),
+    "time_limit": (0.001, 86_400),
+    "retries": (0, 100),
+    "concurrency": (1, 1024),
+}
 KEY_VARIABLE = "OPENAI_API_KEY"
 BASE_VARIABLE = "OPENAI_BASE_URL"
 
@@ -87,7 +95,17 @@ class OpenAIReader:
             if self.cache.get(key) is None
         }
         given = _finish(self._ask_all(fresh)) if fresh else {}
-        return [given.get(key) or self._cached(key) for key in keys]
+        answers = []
+        for key in keys:
+            answers.append(given.get(key) or self._cached(key))
+            if key in given and given[key].text is not None:
+                del given[key]  # the same prompt once more is not paid for again
+        return answers
+
+    def forget(self, prompts: Sequence[Prompt]) -> None:
+        """Ask these anew the next time: their answers were of no use."""
+        for prompt in prompts:
+            self.cache.forget(content_key([self.base_url, self._request(prompt)]))
 
     def _request(self, prompt: Prompt) -> dict[str, Any]:
         # OpenAI's newer models refuse max_tokens, and few other servers know the newer name.
@@ -105,7 +123,7 @@ class OpenAIReader:
     def _cached(self, key: str) -> Answer:
         record = self.cache.get(key) or {}
         tokens = record.get("prompt_tokens"), record.get("completion_tokens")
-        return Answer(record["text"], *tokens, cost=self._cost(*tokens), cached=True)
+        return Answer(record["text"], *tokens, cost=0.0 if self.price else None, cached=True)
 
     def _cost(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
         return self.price.of(prompt_tokens, completion_tokens) if self.price else None
@@ -149,6 +167,20 @@ class OpenAIReader:
             spent = time.perf_counter() - began
             return Answer(text, *tokens, seconds=spent, cost=self._cost(*tokens))
         return Answer(None, seconds=time.perf_counter() - began, error=why)
+
+
+def check_limits(given: Mapping[str, float]) -> None:
+    """Refuse a limit outside its range.
+
+    Raises:
+        ValueError: the message names it.
+    """
+    for name, value in given.items():
+        least, most = LIMITS[name]
+        if not least <= value <= most:
+            unit = " seconds" if name in ("timeout", "time_limit") else ""
+            got = f"{value:g}" if isinstance(value, float) else value
+            raise ValueError(f"{name}: expected {least} to {most}{unit}, got {got}")
 
 
 def _finish(work: Coroutine[Any, Any, dict[str, Answer]]) -> dict[str, Answer]:
@@ -217,13 +249,9 @@ def _check(
 ) -> None:
     if not model.strip():
         raise ValueError("reader: expected a model after 'openai:', got nothing")
-    for name, value, least in (
-        ("concurrency", concurrency, 1),
-        ("retries", retries, 0),
-        ("max_tokens", max_tokens, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name}: expected at least {least}, got {value}")
-    for name, seconds in (("timeout", timeout), ("time_limit", time_limit)):
-        if not seconds > 0:
-            raise ValueError(f"{name}: expected seconds above 0, got {seconds}")
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens: expected at least 1, got {max_tokens}")
+    check_limits(
+        {"timeout": timeout, "time_limit": time_limit, "retries": retries,
+         "concurrency": concurrency}
+    )  # fmt: skip

@@ -55,7 +55,8 @@ class Answer:
         text: the answer; None when there is none.
         prompt_tokens, completion_tokens: by the reader's own count; None when it did not say.
         seconds: from the first try to the answer; in a batch, an equal share of the batch's.
-        cost: of these tokens in the price table's currency; None without a price for the model.
+        cost: of this answer in the price table's currency, 0 where it was read from disk; None
+            without a price for the model.
         error: why there is no text; None also where no reader was asked.
         cached: whether it was read from disk, and so cost neither time nor money now.
     """
@@ -74,7 +75,9 @@ class Reader(Protocol):
     """A language model that answers prompts.
 
     What goes wrong with one prompt is recorded in its answer and leaves the others alone. What is
-    wrong with all of them (no key, no such model) is raised when the reader is made.
+    wrong with all of them (no key, no such model) is raised when the reader is made. One that keeps
+    answers which may come out differently has a `forget(prompts)` too: what it kept of these was of
+    no use.
     """
 
     name: str

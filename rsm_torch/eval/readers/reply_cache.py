@@ -19,7 +19,8 @@ def content_key(content: Any) -> str:
 class ReplyCache:
     """JSON records by content key, in one append-only file of JSON lines.
 
-    A line that was cut short by a kill is passed over and asked for again. Safe among threads; two
+    A later line of a key counts, and one without a value (null) takes it away. A line that was cut
+    short by a kill is passed over and asked for again. Safe among threads; two
     processes may share a file, and then each sees what the other wrote when it next opens it.
 
     Args:
@@ -47,7 +48,7 @@ class ReplyCache:
             except ValueError:  # cut short: that answer is asked for again
                 continue
             if isinstance(entry, dict) and {"key", "value"} <= entry.keys():
-                self._records[entry["key"]] = entry["value"]
+                self._set(entry["key"], entry["value"])
 
     def __len__(self) -> int:
         return len(self._records)
@@ -57,9 +58,23 @@ class ReplyCache:
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
         """Keep a record; on disk before this returns."""
+        self._add(key, value)
+
+    def forget(self, key: str) -> None:
+        """Hold no record of `key` any more, also when the file is next opened."""
+        if key in self._records:
+            self._add(key, None)
+
+    def _set(self, key: str, value: Mapping[str, Any] | None) -> None:
+        if value is None:
+            self._records.pop(key, None)
+        else:
+            self._records[key] = value
+
+    def _add(self, key: str, value: Mapping[str, Any] | None) -> None:
         line = json.dumps({"key": key, "value": value}, ensure_ascii=True) + "\n"
         with self._lock:
-            self._records[key] = value
+            self._set(key, value)
             if self.path is None:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
