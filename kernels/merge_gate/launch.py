@@ -112,7 +112,8 @@ def tile(dtype: torch.dtype, block: int, D: int, device: Device, rows_aligned: b
         warps = 4 if block == 16 or plenty else 8
         stages = stages if wide else 1
         # Left alone, ptxas spills a little here to fit one more program on a multiprocessor.
-        registers = 255 if warps == 8 and not half and device.arch.startswith("sm_") else None
+        plain = not half or not wide
+        registers = 255 if warps == 8 and plain and device.arch.startswith("sm_") else None
         found = Tile(rows, min(width, max(16, power_of_two(D))), warps, stages, registers)
         if found.shared(block, 4) <= device.shared:  # chunks are float32, the wider operand
             return found
