@@ -16,15 +16,22 @@ SCRATCH = 4  # bytes a thread and row exchange when a tile is summed
 
 @dataclass(frozen=True)
 class Launch:
-    """`rows` (atoms or members) at a time, `width` of D a step, by `warps`."""
+    """`rows` (atoms or members) at a time, `width` of D a step, by `warps`; a thread may use
+    `registers`, or as many as the compiler likes (None)."""
 
     rows: int
     width: int
     warps: int
+    registers: int | None = None
 
     def shared(self) -> int:
         """Bytes of shared memory it can need: sums of rows exchanged between warps."""
         return self.rows * self.warps * 32 * SCRATCH
+
+    def options(self) -> dict[str, int]:
+        """What Triton is told of it."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, **limit}
 
 
 # Best first: a tile of rows × width products stays in registers.
@@ -38,9 +45,11 @@ def choose(D: int, subspace: bool, device: Device) -> Launch:
         ValueError: the device has too little shared memory for the smallest.
     """
     width = max(16, 1 << (D - 1).bit_length())
+    # Left alone, ptxas spills a little here to fit one more program on a multiprocessor.
+    registers = 255 if subspace and device.arch.startswith("sm_") else None
     for choice in CHOICES[subspace:]:
         if choice.shared() <= device.shared:
-            return Launch(choice.rows, min(choice.width, width), choice.warps)
+            return Launch(choice.rows, min(choice.width, width), choice.warps, registers)
     raise ValueError(
         f"{device.arch} offers {device.shared} bytes of shared memory to a program, atom search "
         f"needs at least {CHOICES[-1].shared()}; use backend='batched'"

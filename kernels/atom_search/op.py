@@ -128,4 +128,4 @@ class Search:
         return self.K, self.D, self.chosen.rows, self.chosen.width
 
     def _options(self) -> dict[str, object]:
-        return {"num_warps": self.chosen.warps, **OPTIONS}
+        return {**self.chosen.options(), **OPTIONS}
