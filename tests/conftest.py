@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from paths import ROOT
+from text_support import Placed, words
+
+from rsm_torch import AgentMemory
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +25,10 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no benchmark files: set RSM_DATA, or put them into {folder}")
     return folder
+
+
+@pytest.fixture
+def placed():
+    """A memory whose texts say their own cosine to the query."""
+    with AgentMemory(Placed(), tau=0.5, tokenizer=words) as memory:
+        yield memory

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_support import Clock, Placed, words
+from text_support import Clock, Placed, texts, words
 
 from rsm_torch.text import AgentMemory, Item
 from rsm_torch.text.around import AROUND, average_around
@@ -88,16 +88,6 @@ def test_rankings_keep_their_items_and_look_at_each_others():
 
 
 # -- in a memory ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def placed():
-    with AgentMemory(Placed(), tau=0.5, tokenizer=words) as memory:
-        yield memory
-
-
-def texts(hits):
-    return [hit.text for hit in hits]
 
 
 def test_an_answer_is_found_by_its_question(placed):

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from text_support import Clock, Hashed, Placed, words
+from text_support import Clock, Hashed, Placed, texts, words
 
 from rsm_torch import AgentMemory, Item
 from rsm_torch.text.lexical import LexicalIndex, fuse, searchable, split_words
@@ -149,16 +149,6 @@ def test_the_reading_rule():
 
 
 # -- in a memory ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def placed():
-    with AgentMemory(Placed(), tau=0.5, tokenizer=words) as memory:
-        yield memory
-
-
-def texts(hits):
-    return [hit.text for hit in hits]
 
 
 def test_words_lift_what_embeddings_rank_low(placed):

@@ -87,3 +87,7 @@ def break_commits(monkeypatch, memory) -> None:
         good(sql, *values)
 
     monkeypatch.setattr(memory._store._db, "run", run)
+
+
+def texts(hits) -> list[str]:
+    return [hit.text for hit in hits]
