@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rsm_torch.calibrate import choose
 from rsm_torch.eval.datasets import load
 from rsm_torch.eval.preparing import cut_stream, window
 from rsm_torch.experiments.mmlu_data import Pools, Split, data_hash, deal, make_pools
+from rsm_torch.files import write_whole
 from rsm_torch.hidden import SMOLLM2, load_causal_lm
 from rsm_torch.provenance import provenance
 from rsm_torch.text.embedders import MINILM, load_embedder
@@ -53,7 +53,7 @@ def make_licence(out: Path, model: Any) -> None:
         RSMConfig(model.dim, tau=calibration.tau, storage="int8"), calibration=calibration
     )
     memory.write(rows[None])
-    _saved(memory, out / "licence-int8")
+    memory.save_pretrained(out / "licence-int8")
     print(f"{len(rows)} paragraphs, tau {calibration.tau:.3f}, {int(memory.counts().atoms)} atoms")
 
 
@@ -109,7 +109,7 @@ def make_mmlu(out: Path, data: Path) -> dict[str, Any]:
     asked = [pools.questions[at] for at in split.asked.tolist()]
     found = memory.recall([one.text for one in asked], top_k=1).labels
     right = sum(row == [one.subject] for row, one in zip(found, asked, strict=True))
-    _saved(memory, out / MMLU)
+    memory.save_pretrained(out / MMLU)
     made = {
         **_made(),
         "model": str(memory.origin),
@@ -138,12 +138,7 @@ def _made() -> dict[str, Any]:
 
 
 def _write(file: Path, about: dict[str, Any]) -> None:
-    file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-
-
-def _saved(memory: StreamMemory | HiddenStateMemory, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    memory.save_pretrained(folder)
+    write_whole(file, (json.dumps(about, indent=2) + "\n").encode())
 
 
 def main(out: Path = HERE, data: Path | None = None) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rsm_torch.hidden.memory import HiddenStateMemory
     from rsm_torch.hits import Context, Hit
     from rsm_torch.memory import StreamMemory
-    from rsm_torch.retrieve import Hits
+    from rsm_torch.outputs import Hits
     from rsm_torch.text import AgentMemory, Item, chunk
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ _HOME = {
     "Context": "rsm_torch.hits",
     "HiddenStateMemory": "rsm_torch.hidden",
     "Hit": "rsm_torch.hits",
-    "Hits": "rsm_torch.retrieve",
+    "Hits": "rsm_torch.outputs",
     "Item": "rsm_torch.text",
     "RSMConfig": "rsm_torch.config",
     "StreamMemory": "rsm_torch.memory",

@@ -2,155 +2,239 @@
 
 A basis is held as rows, [K, D], orthonormal, with singular values [K] in falling order; where an
 atom has fewer independent members than K, the rest of both is zero.
+
+While rows are kept no write waits for a basis: `freshen` folds members in when bases are read. An
+atom's first 64 members are folded one by one, later ones 16 at a time (until there are 16 they are
+not in it). So a basis is a function of the atom's members in order: it depends neither on how
+writes were cut nor on what was read between them. Where rows are not kept, bases follow each write
+at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import numpy as np
 
-import torch
-from torch import Tensor
+from rsm_torch.state import State
 
-from rsm_kernels.subspace_iteration import subspace_iteration
-
-FEW, MANY = 256, 1024  # rows: below one it is calls that cost, above the other caches
-ROUND = 64  # rows folded in at once: the Gram matrix has (K + rows)² entries
+SINGLY = 64  # members that are folded one by one
+SMALL = 3  # rows whose Gram matrix is summed up by einsum
+FOLD = 16  # later ones are folded by so many
+ROUND = (
+    64  # rows folded in at once where rows are not kept: the Gram matrix has (K + rows)² numbers
+)
+TILE = 1 << 22  # numbers of the rows folded at once: 16 MiB
 # Directions below this share of the leading singular value (a hundred-thousandth of its energy)
 # drown in the rounding of a float32 Gram matrix and are held as zero.
 FLOOR = 3e-3
 
 
-def leading(a: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+# -- arithmetic ----------------------------------------------------------------------------------
+
+
+def leading(a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Leading right singular vectors of rows a [P, R, D]: basis [P, K, D], singular values [P, K].
 
     By the eigenvectors of whichever Gram matrix is smaller, [R, R] or [D, D].
     """
-    _, R, D = a.shape
+    P, R, D = a.shape
     k = min(rank, R, D)
-    power, v = torch.linalg.eigh(a @ a.mT if R <= D else a.mT @ a)
-    v = v[..., -k:].flip(-1).mT
+    power, v = np.linalg.eigh(_gram(a))
+    v = v[..., : -k - 1 : -1].mT
+    s = np.sqrt(np.maximum(power[..., : -k - 1 : -1], 0))
     u = v @ a if R <= D else v
-    s = power[..., -k:].flip(-1).clamp(min=0).sqrt()
     kept = s > FLOOR * s[..., :1]
-    norm = torch.linalg.vector_norm(u, dim=-1)
-    u = u * torch.where(kept, 1 / norm, 0)[..., None]
-    s = torch.where(kept, s, 0)
-    if k < rank:
-        u = torch.nn.functional.pad(u, (0, 0, 0, rank - k))
-        s = torch.nn.functional.pad(s, (0, rank - k))
-    return u, s
+    norm = np.sqrt(np.einsum("pkd,pkd->pk", u, u))
+    scale = np.where(kept, 1 / np.where(kept, norm, 1), 0)
+    basis, singular = np.zeros((P, rank, D), np.float32), np.zeros((P, rank), np.float32)
+    basis[:, :k], singular[:, :k] = u * scale[..., None], np.where(kept, s, 0)
+    return basis, singular
 
 
-def update(u: Tensor, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _gram(a: np.ndarray) -> np.ndarray:
+    if a.shape[1] > a.shape[2]:
+        return a.mT @ a
+    if a.shape[1] <= SMALL:  # BLAS takes longer to begin than this to end
+        return np.einsum("prd,psd->prs", a, a)
+    return a @ a.mT
+
+
+def update(u: np.ndarray, s: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bases [P, K, D] with values [P, K] after `rows` [P, R, D] join (zero rows change nothing).
 
     The singular vectors of [U diag(s), X]ᵀ; exact while nothing has been cut off at rank K.
     """
-    return leading(torch.cat([u * s[..., None], rows], 1), u.shape[1])
+    P, K, D = u.shape
+    a = np.empty((P, K + rows.shape[1], D), np.float32)
+    np.multiply(u, s[..., None], out=a[:, :K])
+    a[:, K:] = rows
+    return leading(a, K)
 
 
-def update_unsynced(u: Tensor, s: Tensor, x: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
-    """`update` for every chunk of a batch at once, in shapes known beforehand: for a GPU, where
-    grouping chunks by atom, and `eigh`, would wait for the device.
-
-    Chunks of one atom get one result, each of them; subspace iteration takes the place of `eigh`.
-
-    Args:
-        u, s: [B, T, K, D] and [B, T, K], the basis of each chunk's atom.
-        x: [B, T, D].
-        same: [B, T, T] bool, which chunks are of the same atom as chunk t.
-    """
-    B, T, K, _ = u.shape
-    own = u * s[..., None]
-    inside = same.to(x.dtype)
-    cross = torch.einsum("btkd,bsd->btks", own, x) * inside[:, :, None]
-    gram = x.new_zeros(B, T, K + T, K + T)
-    gram[..., :K, :K] = own @ own.mT
-    gram[..., :K, K:], gram[..., K:, :K] = cross, cross.mT
-    gram[..., K:, K:] = (x @ x.mT)[:, None] * inside[..., None] * inside[..., None, :]
-    power, v = subspace_iteration(gram.flatten(0, 1), K)
-    power, v = power.view(B, T, K), v.view(B, T, K, K + T)
-    # All directions of a stream times its rows at once: x must not be repeated for each chunk.
-    top = v[..., :K] @ own + (v[..., K:].flatten(1, 2) @ x).view(B, T, K, -1)
-    sigma = power.clamp(min=0).sqrt()
-    kept = sigma > FLOOR * sigma[..., :1]
-    norm = torch.linalg.vector_norm(top, dim=-1)
-    return top * torch.where(kept, 1 / norm, 0)[..., None], torch.where(kept, sigma, 0)
+def merged(
+    u: np.ndarray, s: np.ndarray, v: np.ndarray, t: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Basis [K, D] and values [K] of two atoms together: the K leading left singular vectors of
+    [Uᵀ diag(s), Vᵀ diag(t)], for u [K, D], s [K], v [L, D], t [L]."""
+    basis, singular = leading(np.concatenate([u * s[:, None], v * t[:, None]])[None], len(u))
+    return basis[0], singular[0]
 
 
-def exact(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Basis [K, D] and values [K] of all members of one atom, rows [R, D]."""
-    u, s = leading(rows[None], rank)
-    return orient(u, rows.sum(0, keepdim=True))[0], s[0]
-
-
-def coefficients(u: Tensor, rows: Tensor) -> Tensor:
+def coefficients(u: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """What rows [..., D] are in bases u [..., K, D]: a [..., K] of the nearest Σ_k a_k u_k.
 
     Stored directions are orthonormal up to their rounding only. Two steps towards the inverse of
     their Gram matrix keep that from adding up when rows are expressed anew again and again.
     """
-    return correct(u, torch.einsum("...kd,...d->...k", u, rows))
+    return correct(u, np.einsum("...kd,...d->...k", u, rows))
 
 
-def correct(u: Tensor, a: Tensor) -> Tensor:
+def correct(u: np.ndarray, a: np.ndarray) -> np.ndarray:
     """Inner products a [..., K] of rows with u [..., K, D], made coefficients; see above."""
     gram = u @ u.mT
-    two = 2 * torch.eye(u.shape[-2], dtype=u.dtype, device=u.device)
+    two = 2 * np.eye(u.shape[-2], dtype=u.dtype)
     inverse = two - gram
     inverse = inverse @ (two - gram @ inverse)
     return (inverse @ a[..., None])[..., 0]
 
 
-def trim(u: Tensor, s: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
-    """Zero the directions of bases u [..., K, D], values s [..., K], beyond the first k that hold
-    `energy` [...]: Σ_{j<=k} s_j² >= energy."""
-    power = s.square()
-    kept = power.cumsum(-1) - power < energy[..., None]
-    return torch.where(kept[..., None], u, 0), torch.where(kept, s, 0)
-
-
-def orient(u: Tensor, sums: Tensor) -> Tensor:
-    """Turn u_1 of bases [..., K, D] to the side of the sums [..., D], in place: u_1·S >= 0."""
-    u[..., 0, :] *= torch.where((u[..., 0, :] * sums).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+def orient(u: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Bases u [..., K, D] with u_1 turned to the side of the sums [..., D]: u_1·S >= 0."""
+    side = np.einsum("...d,...d->...", u[..., 0, :], sums)
+    u = np.array(u)
+    u[..., 0, :] *= np.where(side < 0, -1, 1)[..., None]
     return u
 
 
-def groups(slots: Tensor, x: Tensor, atoms: Tensor, room: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The chunks x [B, T, D] by their atom: (slot · room + atom [P], rows [P, R, D] zero-padded).
+def principal_angles(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Angles in radians, rising, between the spaces of bases u [K, D] and v [L, D]; [min(K, L)].
 
-    Atoms of like size come together, at most `ROUND` rows of each at a time, in order.
+    By their sines where they are small, since a cosine loses angles below 1e-4 (Björck and Golub
+    1973). Zero rows of a basis do not count.
     """
-    B, T = atoms.shape
-    key = (slots[:, None] * room + atoms)[atoms >= 0]
-    order = key.argsort(stable=True)
-    row = (atoms >= 0).flatten().nonzero().flatten()[order]
-    group, size = torch.unique_consecutive(key[order], return_counts=True)
-    start = size.cumsum(0) - size
-    x = x.reshape(B * T, x.shape[-1])
-    most = int(size.max()) if len(size) else 0
-    for begin in range(0, most, ROUND):
-        left = (size - begin).clamp(max=ROUND)
-        for pick, width in alike(left, min(most - begin, ROUND)):
-            here = torch.arange(width)
-            inside = here < left[pick, None]
-            at = (start[pick, None] + begin + here).clamp_(max=len(row) - 1)
-            rows = x.index_select(0, row[at].flatten()).view(*at.shape, -1)
-            if width > 1:
-                rows *= inside[..., None]
-            yield group[pick], rows
+    u, v = sorted((b[b.any(-1)].astype(np.float64) for b in (u, v)), key=len)
+    cosine = np.linalg.svd(u @ v.T, compute_uv=False).clip(0, 1)
+    sine = np.linalg.svd(u - u @ v.T @ v, compute_uv=False)[::-1].clip(0, 1)
+    return np.where(cosine**2 < 0.5, np.arccos(cosine), np.arcsin(sine))
 
 
-def alike(size: Tensor, most: int) -> Iterator[tuple[Tensor, int]]:
-    """Groups of 1, 2, 3 to 4, 5 to 8 … rows, by index, and their widths: padding at most doubles
-    the rows. All together where there are few, a part at a time where there are many."""
-    if len(size) * most <= FEW:
-        yield (size > 0).nonzero().flatten(), most
-        return
-    width = 1
-    while width < 2 * most:
-        pick = ((size > width // 2) & (size <= width)).nonzero().flatten()
-        for part in pick.split(max(1, MANY // width)):
-            if len(part):
-                yield part, min(width, most)
-        width *= 2
+# -- bases of a state ----------------------------------------------------------------------------
+
+
+def read(state: State, atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is folded of these atoms: bases [n, K, D] float32 and values [n, K]; zeros where
+    nothing is."""
+    columns = state.bases.read(state.atoms.basis[atoms])
+    s = columns.pop("singular")
+    return state.basis_codec.floats(**columns), s
+
+
+def put(state: State, atoms: np.ndarray, u: np.ndarray, s: np.ndarray) -> None:
+    """Store bases u [n, K, D] and values s [n, K] of these atoms, u_1 to the side of their sums."""
+    slot = state.atoms.basis[atoms]
+    missing = slot < 0
+    slot[missing] = state.bases.take(int(missing.sum()))
+    slot[~missing] = state.bases.own(slot[~missing])
+    state.atoms.basis[atoms] = slot
+    sums = state.sums.columns["sum"].np[state.atoms.sum[atoms]]
+    for key, values in state.encode_basis(orient(u, sums)).items():
+        state.bases.columns[key].np[slot] = values
+    state.bases.columns["singular"].np[slot] = s
+
+
+def forget(state: State, atoms: np.ndarray) -> None:
+    """Have the bases of these atoms computed anew from their members when they are next read."""
+    slot = state.atoms.basis[atoms]
+    state.atoms.basis[atoms] = -1
+    state.bases.drop(slot[slot >= 0])
+    state.atoms.upto[atoms], state.atoms.folded[atoms], state.atoms.fresh[atoms] = -1, 0, 0
+
+
+def stale(state: State, slots: np.ndarray) -> np.ndarray:
+    """Which of the handles of these streams have members that may have to be folded in."""
+    atoms = state.handles(slots)
+    if state.config.members != "full":
+        return np.zeros(len(atoms), bool)
+    many = (state.atoms.count[atoms] > 1) | (state.atoms.basis[atoms] >= 0)
+    return many & (state.atoms.fresh[atoms] == 0)
+
+
+def freshen(state: State, slots: np.ndarray) -> None:
+    """Bring the bases of all atoms of these streams up to date."""
+    old = stale(state, slots)
+    atoms = state.handles(slots)[old]
+    of = np.repeat(slots, state.n_handles[slots])[old]
+    most = max(1, TILE // ((FOLD + state.config.rank) * state.config.dim))
+    for at in range(0, len(atoms), most):
+        fold(state, of[at : at + most], atoms[at : at + most])
+
+
+def fold(state: State, of: np.ndarray, atoms: np.ndarray) -> None:
+    """Fold the members that wait into these atoms [n] of the streams `of` [n], rising."""
+    places, start, waiting = pending(state, of, atoms)
+    u, s = read(state, atoms)
+    folded = state.atoms.folded[atoms].astype(np.int64)
+    singly = np.minimum(waiting, np.maximum(SINGLY - folded, 0))
+    together = np.where(folded + singly >= SINGLY, (waiting - singly) // FOLD, 0)
+    for size, steps, first in ((1, singly, start), (FOLD, together, start + singly)):
+        order = np.argsort(-steps, kind="stable")[: np.count_nonzero(steps)]
+        steps, first = steps[order], first[order]
+        part, value = u[order], s[order]
+        for step in range(int(steps.max(initial=0))):
+            n = np.count_nonzero(steps > step)  # those are the first
+            at = first[:n, None] + step * size + np.arange(size)
+            part[:n], value[:n] = update(part[:n], value[:n], state.floats(places[at], 0))
+        u[order], s[order] = part, value
+    gained = singly + together * FOLD
+    changed = gained > 0
+    if changed.any():
+        which = atoms[changed]
+        put(state, which, u[changed], s[changed])
+        state.atoms.upto[which] = state.rows.ids[places[(start + gained)[changed] - 1]]
+        state.atoms.folded[which] = (folded + gained)[changed]
+    state.atoms.fresh[atoms] = 1
+
+
+def pending(
+    state: State, of: np.ndarray, atoms: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Members not yet folded into the bases of `atoms` [n] of the streams `of` [n], rising: their
+    places in `rows`, those of an atom together in order, where each atom's begin and how many."""
+    found, number = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    first = np.flatnonzero(np.diff(of, prepend=-1))
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(of)], strict=True):
+        rows, handles = state.of(int(of[begin]))
+        wanted = np.full(handles.stop - handles.start + 1, -1)  # the last: of rows that are dead
+        wanted[atoms[begin:end] - handles.start] = np.arange(begin, end)
+        atom = wanted[state.rows.owner[rows]]
+        here = np.flatnonzero(atom >= 0)
+        ids, atom = state.rows.ids[rows][here], atom[here]
+        late = ids > state.atoms.upto[atoms[atom]]
+        here, ids, atom = here[late], ids[late], atom[late]
+        order = np.lexsort((ids, atom))
+        found.append(rows.start + here[order])
+        number.append(atom[order])
+    places, atom = np.concatenate(found), np.concatenate(number)
+    waiting = np.bincount(atom, minlength=len(atoms))
+    return places, waiting.cumsum() - waiting, waiting
+
+
+# -- where rows are not kept -----------------------------------------------------------------------
+
+
+def follow(state: State, atoms: np.ndarray, rows: list[np.ndarray]) -> None:
+    """Fold new rows [R_i, D] into the bases of these atoms [n], which have their new sums."""
+    K, D = state.config.rank, state.config.dim
+    longest = max(map(len, rows), default=0)
+    for begin in range(0, longest, ROUND):
+        some = [at for at, part in enumerate(rows) if len(part) > begin]
+        some.sort(key=lambda at: len(rows[at]))  # those of like length together
+        step = max(1, TILE // ((ROUND + K) * D))
+        for part in (some[at : at + step] for at in range(0, len(some), step)):
+            width = min(ROUND, max(len(rows[at]) for at in part) - begin)
+            padded = np.zeros((len(part), width, D), np.float32)
+            for place, at in enumerate(part):
+                piece = rows[at][begin : begin + width]
+                padded[place, : len(piece)] = piece
+            which = atoms[part]
+            put(state, which, *update(*read(state, which), padded))
+    state.atoms.folded[atoms], state.atoms.fresh[atoms] = state.atoms.count[atoms], 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rsm_torch.checks import unit_rows
+from rsm_torch.checks import (
+    as_count,
+    as_flag,
+    as_integers,
+    as_path,
+    as_rows,
+    is_dense,
+    shown,
+    unit_rows,
+)
+from rsm_torch.files import parse_json, read_file, write_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,19 +45,24 @@ class Calibration:
     directions: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (("tau", -1, 1), ("quantile", 0, 1), ("examples", 2, math.inf)):
+        for name, low, high in (("tau", -1, 1), ("quantile", 0, 1), ("examples", 2, 2**62)):
             value = getattr(self, name)
             number = isinstance(value, Real) and not isinstance(value, bool)
-            if not (number and low <= float(value) <= high):
-                raise ValueError(f"calibration: {name} must be from {low} to {high}, got {value!r}")
+            if not (number and low <= value <= high):
+                raise ValueError(
+                    f"calibration: {name} must be from {low} to {high}, got {shown(value)}"
+                )
         if not isinstance(self.embedder, (str, type(None))):
-            raise ValueError(f"calibration: embedder must be a name, got {self.embedder!r}")
+            raise ValueError(f"calibration: embedder must be a name, got {shown(self.embedder)}")
         for name, dims in (("mean", 1), ("directions", 2)):
             value = getattr(self, name)
-            if value is not None and not (
-                isinstance(value, Tensor) and value.dim() == dims and bool(value.isfinite().all())
-            ):
-                raise ValueError(f"calibration: {name} must be {dims}-dimensional and finite")
+            if value is None:
+                continue
+            wanted = f"calibration: {name} must be a floating tensor, {dims}-dimensional and finite"
+            if not (isinstance(value, Tensor) and value.is_floating_point()):
+                raise ValueError(wanted)
+            if not (is_dense(value) and value.dim() == dims and bool(value.isfinite().all())):
+                raise ValueError(wanted)
 
     def check_width(self, dim: int) -> None:
         """Raises ValueError unless the transform is for embeddings of width `dim`."""
@@ -73,26 +87,40 @@ class Calibration:
     def from_dict(cls, values: dict[str, Any]) -> Calibration:
         """The inverse of `to_dict`. Raises ValueError on keys that are none of its fields."""
         if not isinstance(values, dict):
-            raise ValueError(f"calibration: expected a mapping, got {values!r:.80}")
-        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+            raise ValueError(f"calibration: expected a mapping, got {shown(values)}")
+        known = cls.__dataclass_fields__
+        unknown = sorted(map(str, values.keys() - known.keys()))
         if unknown:
-            raise ValueError(f"calibration: unknown field {', '.join(unknown)}")
+            raise ValueError(f"calibration: unknown field {', '.join(unknown):.80}")
+        missing = [k for k, one in known.items() if one.default is MISSING and k not in values]
+        if missing:
+            raise ValueError(f"calibration: no {', '.join(missing)}")
         values = dict(values)
         for name in ("mean", "directions"):
             if values.get(name) is not None:
-                values[name] = torch.tensor(values[name], dtype=torch.float32)
+                try:
+                    values[name] = torch.tensor(list(values[name]), dtype=torch.float32)
+                except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                    raise ValueError(f"calibration: {name} must be numbers ({error})") from error
         return cls(**values)
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        """Write as JSON; a file there is replaced at once."""
+        write_whole(as_path(path, "path"), (json.dumps(self.to_dict()) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
+        """Read what `save` wrote.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is something else; the message names the file.
+        """
+        file = as_path(path, "path")
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
-            raise ValueError(f"{path}: not a calibration file ({error})") from error
+            return cls.from_dict(parse_json(file, read_file(file, follow=True)))
+        except ValueError as error:
+            raise ValueError(f"{file}: not a calibration file ({error})") from error
 
 
 def remove(x: Tensor, mean: Tensor | None, directions: Tensor | None) -> Tensor:
@@ -136,29 +164,25 @@ def calibrate_tau(
         TypeError, ValueError: fewer than 2 examples (of one stream), rows that are NaN, infinite or zero, or
             nothing left of some row after removal.
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(
-            f"x: expected a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}"
-        )
-    if x.dim() != 2 or len(x) < 2:
+    x = as_rows(x, "x", (2,), None, None)
+    if len(x) < 2:
         raise ValueError(f"x: expected at least 2 examples, [n, D], got shape {tuple(x.shape)}")
+    if isinstance(quantile, bool) or not isinstance(quantile, Real):
+        raise TypeError(f"quantile: expected a number in [0, 1], got {shown(quantile)}")
     if not 0 <= quantile <= 1:
-        raise ValueError(f"quantile: expected a number in [0, 1], got {quantile}")
-    if sample < 2:
-        raise ValueError(f"sample: expected at least 2, got {sample}")
-    if not 0 <= remove_directions < min(min(len(x), sample), x.shape[1]):
-        raise ValueError(
-            f"remove_directions: expected 0 to fewer than min(examples, dim)="
-            f"{min(len(x), sample, x.shape[1])}, got {remove_directions}"
-        )
+        raise ValueError(f"quantile: expected a number in [0, 1], got {shown(quantile)}")
+    sample = as_count(sample, "sample", 2)
+    most = min(len(x), sample, x.shape[1]) - 1
+    remove_directions = as_count(remove_directions, "remove_directions", 0, most)
+    remove_mean = as_flag(remove_mean, "remove_mean")
+    if not isinstance(generator, (torch.Generator, type(None))):
+        raise TypeError(f"generator: expected a torch.Generator, got {shown(generator)}")
     unit_rows(x, None, "x")
-    groups = x.new_zeros(len(x), dtype=torch.int64) if groups is None else groups.to(x.device)
-    if groups.shape != x.shape[:1] or groups.is_floating_point():
-        raise ValueError(
-            f"groups: expected {len(x)} integers, got {groups.dtype} {tuple(groups.shape)}"
-        )
+    groups = torch.zeros(len(x)) if groups is None else as_integers(groups, "groups", 1)
+    if len(groups) != len(x):
+        raise ValueError(f"groups: expected one for each of {len(x)} examples, got {len(groups)}")
     pick = choose(groups.tolist(), sample, generator or torch.Generator().manual_seed(0))
-    x, groups = x[pick], groups[pick]
+    x, groups = x[pick], groups[pick].to(x.device)
     x = x.float()
     mean = x.mean(0) if remove_mean else None
     directions = None
@@ -194,3 +218,15 @@ def choose(groups: list[int], sample: int, generator: torch.Generator) -> list[i
         order = torch.randperm(len(pairs[g]), generator=generator).tolist()
         picked += [pairs[g][i] for i in order[: min(each, sample - len(picked))]]
     return sorted(picked)
+
+
+def same_space(one: Calibration | None, two: Calibration | None) -> bool:
+    """Whether two calibrations (or None) remove the same from embeddings."""
+    for name in ("mean", "directions"):
+        a, b = getattr(one, name, None), getattr(two, name, None)
+        if a is None or b is None:
+            if a is not b:
+                return False
+        elif not torch.equal(a.cpu(), b.cpu()):
+            return False
+    return True

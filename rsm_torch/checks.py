@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +15,67 @@ SAFE = 1e15  # norms within [1/SAFE, SAFE] neither lose digits nor overflow when
 NAMED = 8  # rows named in a message
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A checked write, on the memory's device; rows not valid are zero, -1 or NaN."""
+def shown(value: object, most: int = 80) -> str:
+    """A value for a message, cut short; Python refuses to write out very long integers."""
+    try:
+        return f"{value!r:.{most}}"
+    except (ValueError, RuntimeError):  # RecursionError is one
+        return f"a {type(value).__name__} too long to show"
 
-    slots: Tensor  # [B] int64
-    x: Tensor  # [B, T, D] float32 unit rows, as the storage holds them
-    parts: dict[str, Tensor]  # [B, T, …], the same rows as they are stored
-    valid: Tensor  # [B, T] bool
-    ids: Tensor  # [B, T] int64
-    times: Tensor | None  # [B, T] float64
-    labels: Tensor | None  # [B, T] int64
+
+def as_count(value: object, name: str, least: int, most: int = 2**31 - 1) -> int:
+    """An int of that range. Raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: expected an int of at least {least}, got {shown(value)}")
+    number = int(value)
+    if not least <= number <= most:
+        bounds = f"of at least {least}" if number < least else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected an int {bounds}, got {shown(number)}")
+    return number
+
+
+def as_flag(value: object, name: str) -> bool:
+    """True or False. Raises TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {shown(value)}")
+    return value
+
+
+def as_path(value: object, name: str) -> Path:
+    """A path that can name a file. Raises TypeError or ValueError, naming the argument."""
+    if not isinstance(value, (str, os.PathLike)) or isinstance(os.fspath(value), bytes):
+        raise TypeError(f"{name}: expected a path, got {shown(value)}")
+    if not os.fspath(value) or "\0" in os.fspath(value):
+        raise ValueError(f"{name}: expected a path, got {shown(value)}")
+    return Path(value)
+
+
+def as_choice(value: object, name: str, allowed: Sequence[str]) -> str:
+    """One of some words. Raises ValueError."""
+    if not (isinstance(value, str) and value in allowed):
+        raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {shown(value)}")
+    return value
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether a tensor holds its values, each in a place of its own."""
+    return (
+        x.layout == torch.strided
+        and not (x.is_nested or x.is_quantized)
+        and x.device.type != "meta"
+    )
+
+
+def as_list(value: object, name: str, wanted: str) -> list[Any]:
+    """The elements of a list, a tensor or another container. Raises TypeError."""
+    try:
+        if isinstance(value, Tensor) and is_dense(value):
+            return list(value.tolist())
+        if not isinstance(value, (str, bytes, Mapping, type, Tensor)) and hasattr(value, "__len__"):
+            return list(value)  # type: ignore[call-overload]
+    except TypeError as error:  # of no dimensions
+        raise TypeError(f"{name}: expected {wanted}, got {shown(value)}") from error
+    raise TypeError(f"{name}: expected {wanted}, got {shown(value)}")
 
 
 def as_device(device: object) -> torch.device:
@@ -30,29 +83,33 @@ def as_device(device: object) -> torch.device:
     try:
         found = torch.device(device)  # type: ignore[call-overload]
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f"device: cannot use {device!r} ({str(error).splitlines()[0]})") from error
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"device: cannot use {shown(device)} ({str(error).splitlines()[0]})"
+        ) from error
+    if found.type == "meta":
+        raise ValueError("device: expected one that holds values, got 'meta'")
     return found
 
 
 def as_rows(
-    x: object, name: str, dims: tuple[int, ...], width: int, device: torch.device
+    x: object, name: str, dims: tuple[int, ...], width: int | None, device: torch.device | None
 ) -> Tensor:
-    """`x` on `device` if it is a float tensor of one of `dims` dimensions and the width asked."""
+    """`x` on `device` if it is a float tensor of one of `dims` dimensions and the width asked;
+    None: any width, and where it is."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}; convert with .float()")
-    if x.layout != torch.strided or x.device.type == "meta":
-        raise TypeError(
-            f"{name}: expected a dense tensor with values, got {x.layout} on {x.device}"
-        )
+    if not is_dense(x):
+        kind = "nested" if x.is_nested else x.layout
+        raise TypeError(f"{name}: expected a dense tensor with values, got {kind} on {x.device}")
     if x.dim() not in dims:
         wanted = " or ".join(map(str, dims))
         raise ValueError(f"{name}: expected {wanted} dimensions, got shape {tuple(x.shape)}")
-    if x.shape[-1] != width:
+    if width is not None and x.shape[-1] != width:
         raise ValueError(f"{name}: expected width dim={width}, got {x.shape[-1]}")
-    return x.to(device).contiguous()
+    return x.to(device or x.device).contiguous()
 
 
 def as_slots(
@@ -82,13 +139,7 @@ def as_slots(
 
 def as_integers(value: object, name: str, dims: int) -> Tensor:
     """An int64 tensor on the CPU of `dims` dimensions from integers in any container."""
-    if not isinstance(value, Tensor):
-        if isinstance(value, str):
-            raise TypeError(f"{name}: expected integers, got {value!r}")
-        try:
-            value = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name}: expected integers, got {value!r:.80}") from error
+    value = as_tensor(value, name, "integers")
     if value.numel() == 0:
         value = value.to(torch.int64)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
@@ -96,6 +147,17 @@ def as_integers(value: object, name: str, dims: int) -> Tensor:
     if value.dim() != dims:
         raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(value.shape)}")
     return value.to("cpu", torch.int64)
+
+
+def as_tensor(value: object, name: str, wanted: str) -> Tensor:
+    """A dense tensor of numbers in any container. Raises TypeError."""
+    try:
+        found = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"{name}: expected {wanted}, got {shown(value)}") from error
+    if not is_dense(found):
+        raise TypeError(f"{name}: expected {wanted}, got a tensor that holds none")
+    return found
 
 
 def as_valid(
@@ -173,10 +235,8 @@ def as_payload(
     check: bool = True,
 ) -> Tensor:
     """A [B, T] payload on the device of `valid`, `empty` where not valid."""
-    try:
-        value = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name}: expected numbers, got {value!r:.80}") from error
+    if check or not isinstance(value, Tensor):
+        value = as_tensor(value, name, "numbers")
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name}: expected numbers, got {value.dtype}")
     if value.shape != valid.shape:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, get_args
+
+from rsm_torch.checks import as_choice, as_count, shown
+from rsm_torch.files import parse_json
 
 Routing = Literal["max", "centroid_first"]
 Scope = Literal["all", "nearest"]
 Gate = Literal["max_member", "centroid"]
 Kept = Literal["full", "coefficients", "none"]
 Storage = Literal["float32", "float16", "bfloat16", "int8", "pq"]
-Policy = Literal["merge", "ward", "oldest", "least_used"]
-MERGING = ("merge", "ward")  # policies that drop no atom
+Policy = Literal["merge", "ward", "oldest", "least_used", "reservoir", "lightest"]
+DROPPING = ("oldest", "least_used")  # policies that drop whole atoms; the others merge them
+WIDEST = 2**24
 
 CHOICES = {
     "routing": Routing,
@@ -50,6 +55,9 @@ class RSMConfig:
             closest become one, and the oldest members are dropped. "ward": the same, but the two
             whose union spreads its members least, which keeps atoms of like size. "oldest": the atoms longest not written to, and the
             oldest members. "least_used": the atoms and members least often passed to `touch`.
+            "reservoir": members so that those left are a uniform sample of all that ever came;
+            atoms merge. "lightest": the members of the least `weights`, the oldest of equals;
+            atoms merge.
 
     Raises:
         TypeError: an argument of another type.
@@ -75,18 +83,21 @@ class RSMConfig:
             value = getattr(self, name)
             if value is None and name.startswith("max_"):
                 continue
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"{name}: expected an int, got {value!r}")
-            object.__setattr__(self, name, int(value))
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            most = 2**62 if name.startswith("max_") else WIDEST
+            object.__setattr__(self, name, as_count(value, name, 1, most))
         for name in ("tau", "energy", "ttl"):
             value = getattr(self, name)
             if value is None and name == "ttl":
                 continue
             if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name}: expected a float, got {value!r}")
-            object.__setattr__(self, name, float(value))
+                raise TypeError(f"{name}: expected a float, got {shown(value)}")
+            try:
+                number = float(value)
+            except OverflowError:  # of an int or a fraction
+                number = math.inf
+            if not math.isfinite(number):
+                raise ValueError(f"{name}: expected a finite number, got {shown(value)}")
+            object.__setattr__(self, name, number)
         if self.rank > self.dim:
             raise ValueError(f"rank: expected 1 <= rank <= dim={self.dim}, got {self.rank}")
         if not -1.0 <= self.tau <= 1.0:
@@ -96,17 +107,14 @@ class RSMConfig:
         if self.ttl is not None and not self.ttl > 0:
             raise ValueError(f"ttl: expected seconds above 0, got {self.ttl}")
         for name, kind in CHOICES.items():
-            value, allowed = getattr(self, name), get_args(kind)
-            if value not in allowed:
-                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
-
+            as_choice(getattr(self, name), name, get_args(kind))
         if self.members == "none" and (
-            self.max_members or self.ttl or (self.max_atoms and self.policy not in MERGING)
+            self.max_members or self.ttl or (self.max_atoms and self.policy in DROPPING)
         ):
             raise ValueError(
                 "members: 'none' keeps nothing of a single member that max_members, ttl or a "
-                f"policy of {self.policy!r} could drop; only max_atoms with policy='merge' or "
-                "'ward' works"
+                f"policy of {self.policy!r} could drop; only max_atoms with a policy that "
+                "merges works"
             )
 
     @property
@@ -121,12 +129,14 @@ class RSMConfig:
     def from_dict(cls, values: dict[str, Any]) -> RSMConfig:
         """The inverse of `to_dict`. Raises ValueError on keys that are not settings."""
         if not isinstance(values, dict):
-            raise ValueError(f"config: expected a mapping of settings, got {values!r:.80}")
-        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+            raise ValueError(f"config: expected a mapping of settings, got {shown(values)}")
+        if "dim" not in values:
+            raise ValueError("config: no dim, the width of the embeddings; it has no default")
+        unknown = sorted(map(str, set(values) - {f.name for f in fields(cls)}))
         if unknown:
             known = ", ".join(f.name for f in fields(cls))
             raise ValueError(
-                f"config: unknown setting {', '.join(unknown)}; the settings are {known}"
+                f"config: unknown setting {', '.join(unknown):.80}; the settings are {known}"
             )
         return cls(**values)
 
@@ -135,4 +145,7 @@ class RSMConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RSMConfig:
-        return cls.from_dict(json.loads(text))
+        """The inverse of `to_json`. Raises TypeError or ValueError for anything else."""
+        if not isinstance(text, (str, bytes)):
+            raise TypeError(f"config: expected JSON as a string, got {shown(text)}")
+        return cls.from_dict(parse_json("config", text))

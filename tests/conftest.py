@@ -13,6 +13,19 @@ from text_support import Placed, words
 from rsm_torch import AgentMemory
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rounds", type=int, help="how often the attacks of tests/security are repeated"
+    )
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest):
+    """From a few rounds, enough to fail where something is broken, to those of --rounds."""
+    given = request.config.getoption("--rounds")
+    return lambda few: few if given is None else given
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from hidden_support import WIDTH, llama
+from memory_support import state
 from torch import Tensor
 
 from rsm_torch import RSMConfig
@@ -48,9 +49,8 @@ def pooled(model: Any, text: str, layer: Any = 2, pool: str = "mean") -> Tensor:
 
 def whole(kept: HiddenStateMemory) -> dict[str, Any]:
     """All of a memory's state, to compare before and after."""
-    tensors = {name: t.clone() for name, t in kept.memory.bank.named_buffers()}
     store = kept._ready
-    return {**tensors, "names": store.labels.names, "texts": copy.copy(store.texts)}
+    return {**state(kept.memory), "names": store.labels.names, "texts": copy.copy(store.texts)}
 
 
 def same(before: dict[str, Any], after: dict[str, Any]) -> bool:

@@ -162,7 +162,7 @@ def test_what_is_counted_is_enough_to_answer(case):
         leading, rows = held["prototypes"], None
     else:
         basis = held["basis"].float()
-        basis = basis if "basis_scale" not in held else basis * held["basis_scale"][..., None]
+        basis = basis if "scale" not in held else basis * held["scale"][..., None]
         leading = held["sums"] if "by centroid" in case else basis[:, 0]
         rows = rows_of(memory, held, basis)
     for j, query in enumerate(normalize(q[0], dim=-1)):
@@ -185,7 +185,7 @@ def rows_of(memory, held, basis):
         own = basis[held["member_atom"].long()]
         return torch.einsum("nk,nkd->nd", held["coefficients"], own)
     if held["members"].dtype == torch.uint8:
-        book = memory.memory.bank.codebook
+        book = memory.memory.state.codebook
         pieces = [book[i][held["members"][:, i].long()] for i in range(len(book))]
         return torch.cat(pieces, 1) * held["members_scale"][:, None]
     rows = held["members"].float()

@@ -1,34 +1,44 @@
+"""Bases are those of the members, however these came and whoever read in between."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from memory_support import D, check_consistent, chunks, state
 
 from rsm_torch import basis
+from rsm_torch.config import RSMConfig
+from rsm_torch.memory import StreamMemory
 
 
-def decaying(n: int, D: int, seed: int = 0, decay: float = 0.3) -> torch.Tensor:
+def decaying(n: int, D: int, seed: int = 0, decay: float = 0.3) -> np.ndarray:
     """Rows whose singular values fall off geometrically."""
-    g = torch.Generator().manual_seed(seed)
-    u = torch.linalg.qr(torch.randn(n, min(n, D), generator=g)).Q
-    v = torch.linalg.qr(torch.randn(D, min(n, D), generator=g)).Q
-    return (u * decay ** torch.arange(min(n, D))) @ v.mT * n**0.5
+    r, k = np.random.default_rng(seed), min(n, D)
+    u, v = (np.linalg.qr(r.standard_normal((size, k)))[0] for size in (n, D))
+    return ((u * decay ** np.arange(k)) @ v.T * n**0.5).astype(np.float32)
 
 
-def angles(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Principal angles between row spaces, by their sines (cosines lose small angles)."""
-    rest = u.double() - u.double() @ v.double().mT @ v.double()
-    return torch.linalg.svdvals(rest).clamp(max=1).asin()
+def nothing(K: int, D: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((1, K, D), np.float32), np.zeros((1, K), np.float32)
+
+
+def angle(u, v) -> float:
+    return float(basis.principal_angles(np.asarray(u), np.asarray(v)).max())
 
 
 @pytest.mark.parametrize(("n", "D"), [(5, 40), (40, 5), (64, 64), (1, 7), (3, 1)])
-def test_exact_is_the_svd(n, D):
+def test_leading_is_the_svd(n, D):
     x = decaying(n, D)
     K = min(3, D)
-    u, s = basis.exact(x, K)
-    want = torch.linalg.svd(x.double(), full_matrices=False)
     k = min(K, n)
-    torch.testing.assert_close(s[:k].double(), want.S[:k], rtol=1e-3, atol=1e-4)
-    assert angles(u[:k], want.Vh[:k].float()).max() < 1e-3
-    torch.testing.assert_close(u[:k] @ u[:k].mT, torch.eye(k), atol=1e-4, rtol=0)
+    (u,), (s,) = basis.leading(x[None], K)
+    _, values, vectors = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    np.testing.assert_allclose(s[:k], values[:k], rtol=1e-3, atol=1e-4)
+    assert angle(u[:k], vectors[:k]) < 1e-3
+    np.testing.assert_allclose(u[:k] @ u[:k].T, np.eye(k), atol=1e-4)
     assert not u[k:].any()
     assert not s[k:].any()
 
@@ -37,84 +47,130 @@ def test_exact_is_the_svd(n, D):
 @pytest.mark.parametrize(("K", "decay"), [(2, 0.05), (2, 0.1), (3, 0.1), (2, 0.2)])
 def test_updates_end_at_the_svd_of_all_members(block, K, decay):
     x = decaying(200, 48, decay=decay)
-    u, s = torch.zeros(1, K, 48), torch.zeros(1, K)
-    for rows in x.split(block):
-        u, s = basis.update(u, s, rows[None])
-    want = torch.linalg.svd(x.double(), full_matrices=False)
-    assert angles(u[0], want.Vh[:K].float()).max() < 1e-3
-    torch.testing.assert_close(s[0].double(), want.S[:K], rtol=5e-2, atol=0)
+    u, s = nothing(K, 48)
+    for at in range(0, 200, block):
+        u, s = basis.update(u, s, x[None, at : at + block])
+    _, values, vectors = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    assert angle(u[0], vectors[:K]) < 1e-3
+    np.testing.assert_allclose(s[0], values[:K], rtol=5e-2)
 
 
 def test_padding_rows_change_nothing():
     x = decaying(6, 20)
-    empty = torch.zeros(1, 2, 20), torch.zeros(1, 2)
-    plain = basis.update(*empty, x[None])
-    padded = basis.update(*empty, torch.cat([x, torch.zeros(9, 20)])[None])
-    torch.testing.assert_close(plain[1], padded[1])
-    assert angles(plain[0][0], padded[0][0]).max() < 1e-4
+    plain = basis.update(*nothing(2, 20), x[None])
+    padded = basis.update(*nothing(2, 20), np.concatenate([x, np.zeros((9, 20), np.float32)])[None])
+    np.testing.assert_allclose(plain[1], padded[1], rtol=1e-5)
+    assert angle(plain[0][0], padded[0][0]) < 1e-4
+
+
+def test_nothing_that_is_rounding_becomes_a_direction():
+    x = np.repeat(decaying(1, 30), 50, 0)
+    u, s = basis.update(*nothing(3, 30), x[None])
+    assert u[0].any(1).tolist() == [True, False, False]
+    assert (s[0] > 0).tolist() == [True, False, False]
 
 
 def test_the_first_direction_lies_on_the_side_of_the_sum():
-    u = torch.tensor([[[-1.0, 0, 0], [0, 0.6, -0.8]]])
-    assert basis.orient(u, torch.tensor([[2.0, 5, 5]])).tolist() == [[[1, 0, 0], u[0, 1].tolist()]]
-    x = decaying(9, 6) - 3
-    assert basis.exact(x, 2)[0][0] @ x.sum(0) > 0
+    u = np.array([[[-1.0, 0, 0], [0, 0.6, -0.8]]], np.float32)
+    assert basis.orient(u, np.array([[2.0, 5, 5]])).tolist() == [[[1, 0, 0], u[0, 1].tolist()]]
+    memory = StreamMemory(RSMConfig(6, tau=-1.0))
+    x = torch.from_numpy(decaying(9, 6)) - 3
+    memory.write(x[None])
+    atoms = memory.atoms(0)
+    assert atoms.bases[0, 0] @ atoms.sums[0] > 0
 
 
-def test_groups_hold_every_row_once_in_order():
-    g = torch.Generator().manual_seed(0)
-    atoms = torch.randint(-1, 4, (3, 200), generator=g)
-    x = torch.arange(600.0).view(3, 200, 1) + 1
-    slots = torch.tensor([5, 0, 9])
-    seen: dict = {}
-    for at, rows in basis.groups(slots, x, atoms, room=10):
-        assert rows.shape[1] <= basis.ROUND
-        for place, r in zip(at.tolist(), rows, strict=True):
-            seen.setdefault(divmod(place, 10), []).extend(r[r != 0].tolist())
-    for b, slot in enumerate(slots.tolist()):
-        for a in range(4):
-            assert seen.get((slot, a), []) == x[b, atoms[b] == a].flatten().tolist()
+def test_coefficients_are_of_the_nearest_sum_of_directions():
+    r = np.random.default_rng(0)
+    u = np.linalg.qr(r.standard_normal((5, 20, 3)))[0].mT
+    u = (u + 1e-3 * r.standard_normal(u.shape)).astype(np.float32)  # as int8 would hold them
+    rows = r.standard_normal((5, 20)).astype(np.float32)
+    got = basis.coefficients(u, rows)
+    want = [np.linalg.lstsq(one.T, row, rcond=None)[0] for one, row in zip(u, rows, strict=True)]
+    np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("K", [1, 2, 4, 8])
-def test_the_update_that_waits_for_nothing_agrees(K):
-    g = torch.Generator().manual_seed(K)
-    centres = torch.randn(3, 4, 64, generator=g)
-    atoms = torch.randint(4, (3, 40), generator=g)
-    x = centres.gather(1, atoms[..., None].expand(3, 40, 64)) + torch.randn(3, 40, 64, generator=g)
-    old = centres[:, :, None] + torch.randn(3, 4, 9, 64, generator=g)
-    u, s = basis.leading(old.flatten(0, 1), K)
-    u, s = u.view(3, 4, K, 64), s.view(3, 4, K)
-    one = u.gather(1, atoms[..., None, None].expand(3, 40, K, 64))
-    same = atoms[:, :, None] == atoms[:, None]
-    new_u, new_s = basis.update_unsynced(
-        one, s.gather(1, atoms[..., None].expand(3, 40, K)), x, same
-    )
-    for b in range(3):
-        for a in range(4):
-            rows = x[b, atoms[b] == a]
-            want_u, want_s = basis.update(u[b, a][None], s[b, a][None], rows[None])
-            for t in (atoms[b] == a).nonzero().flatten().tolist():
-                torch.testing.assert_close(new_s[b, t], want_s[0], rtol=2e-2, atol=0)
-                assert (new_u[b, t, 0] @ want_u[0, 0]).abs() > 1 - 1e-5
-                torch.testing.assert_close(
-                    new_u[b, t] @ new_u[b, t].mT, torch.eye(K), atol=1e-4, rtol=0
-                )
+# -- of a memory ---------------------------------------------------------------------------------
 
 
-def test_the_update_that_waits_for_nothing_makes_no_copy_of_x_a_chunk():
-    class Largest(TorchDispatchMode):
-        most = 0
+def folded(x: torch.Tensor, K: int) -> tuple[np.ndarray, np.ndarray]:
+    """The definition: the first 64 members one by one, then sixteen at a time."""
+    rows, (u, s) = x.numpy()[None], nothing(K, x.shape[1])
+    at = 0
+    while at < len(x):
+        step = 1 if at < 64 else 16
+        if at + step > len(x):
+            break  # they wait for others
+        u, s = basis.update(u, s, rows[:, at : at + step])
+        at += step
+    return u[0], s[0]
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor):
-                self.most = max(self.most, out.untyped_storage().nbytes() // out.element_size())
-            return out
 
-    B, T, K, D = 2, 32, 2, 384
-    x = torch.randn(B, T, D)
-    same = torch.ones(B, T, T, dtype=torch.bool)
-    with Largest() as seen:
-        basis.update_unsynced(torch.zeros(B, T, K, D), torch.zeros(B, T, K), x, same)
-    assert seen.most <= B * T * max((K + T) ** 2, (K + T) * D // 8, K * D)
+@pytest.mark.parametrize("n", [2, 3, 63, 64, 65, 79, 80, 81, 200])
+def test_bases_fold_in_members_in_the_order_they_came(n):
+    memory = StreamMemory(RSMConfig(D, tau=-1.0, rank=3))
+    memory.write(chunks(1, n))
+    atoms = memory.atoms(0)
+    u, s = folded(memory.members(0).vectors, 3)
+    assert np.array_equal(atoms.singular[0], s)
+    assert np.array_equal(atoms.bases[0], basis.orient(u[None], atoms.sums.numpy())[0])
+
+
+READS = [
+    lambda m: None,
+    lambda m: m.atoms(1),
+    lambda m: m.search(torch.ones(3, D)),
+    lambda m: m.search(torch.ones(1, D), [2], chunk_score="subspace"),
+    lambda m: (m.evict([0]), m.atoms(0)),
+    lambda m: (m.state.tidy(1), m.save_pretrained),
+    lambda m: m.load_state_dict(m.state_dict()),
+]
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("cuts", [[1] * 300, [300], [64, 1, 15, 16, 104, 100], [7] * 42 + [6], [0, 299, 1]], ids=len)  # fmt: skip
+def test_neither_cuts_nor_reads_in_between_matter(cuts, storage):
+    x = chunks(3, 300, spread=1.0)
+    config = RSMConfig(D, tau=0.7, rank=3, storage=storage)
+    plain, other = StreamMemory(config, 3), StreamMemory(config, 3)
+    plain.write(x)
+    reads = itertools.cycle(READS)
+    for part in x.split(cuts, 1):
+        other.write(part)
+        next(reads)(other)
+    for slot in range(3):
+        one, two = plain.atoms(slot), other.atoms(slot)
+        assert torch.equal(one.handles, two.handles)
+        assert torch.equal(one.counts, two.counts)
+        if storage == "float32":
+            assert torch.equal(one.bases, two.bases)
+            assert torch.equal(one.singular, two.singular)
+        else:  # what is read is rounded first
+            assert (one.bases[:, 0] * two.bases[:, 0]).sum(-1).min() > 1 - 5e-3
+            torch.testing.assert_close(one.singular, two.singular, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(one.sums, two.sums, atol=1e-4, rtol=0)
+        assert torch.equal(plain.members(slot).atoms, other.members(slot).atoms)
+    check_consistent(other)
+
+
+def test_what_was_forgotten_is_in_no_basis():
+    x, names = chunks(1, 200), torch.arange(200)[None] % 3
+    gone = torch.rand(200) < 0.2
+    memory, never = (StreamMemory(RSMConfig(D, rank=3)) for _ in range(2))
+    memory.assign(x, names)
+    state(memory)
+    memory.forget(gone.nonzero()[:, 0])
+    never.assign(x[:, ~gone], names[:, ~gone])
+    assert torch.equal(memory.atoms(0).bases, never.atoms(0).bases)
+    assert torch.equal(memory.atoms(0).singular, never.atoms(0).singular)
+
+
+def test_bases_of_a_fork_go_on_as_those_of_its_origin():
+    memory = StreamMemory(RSMConfig(D, tau=0.5, rank=3), 3)
+    memory.write(chunks(1, 150))
+    memory.atoms(0)
+    memory.fork(0, 1)
+    memory.absorb(memory.extract([0]), [2])
+    memory.write(chunks(1, 90, seed=2).expand(3, -1, -1))
+    for slot in (1, 2):
+        assert torch.equal(memory.atoms(0).bases, memory.atoms(slot).bases)

@@ -51,12 +51,17 @@ def test_the_sample_is_spread_over_streams(streams, each, used):
     ("x", "options", "error", "message"),
     [
         (torch.randn(3, 4), {"groups": torch.arange(3)}, ValueError, "no group has 2 examples"),
-        (torch.randn(3, 4), {"groups": torch.arange(2)}, ValueError, "groups: expected 3 integers"),
+        (
+            torch.randn(3, 4),
+            {"groups": torch.arange(2)},
+            ValueError,
+            "groups: expected one for each of 3 examples, got 2",
+        ),
         (torch.randn(1, 4), {}, ValueError, r"at least 2 examples, \[n, D\], got shape \(1, 4\)"),
-        (torch.ones(3, 4, dtype=torch.int64), {}, TypeError, "expected a floating tensor"),
+        (torch.ones(3, 4, dtype=torch.int64), {}, TypeError, "x: expected a floating dtype"),
         (torch.tensor([[1.0, 0], [0, 0]]), {}, ValueError, r"\[1 \(zero\)\]"),
         (torch.randn(9, 4), {"quantile": 70}, ValueError, r"quantile: .*\[0, 1\], got 70"),
-        (torch.randn(9, 4), {"sample": 1}, ValueError, "sample: expected at least 2"),
+        (torch.randn(9, 4), {"sample": 1}, ValueError, "sample: expected an int of at least 2"),
         (torch.randn(9, 4), {"remove_directions": 4}, ValueError, "remove_directions: .* got 4"),
     ],
 )

@@ -11,6 +11,7 @@ from cli_support import DATA, Words, refused, rsm
 from rsm_torch.cli import embedding
 from rsm_torch.cli.eta import Eta
 from rsm_torch.eval.run_folder import read_lines
+from rsm_torch.eval.sources import file_hashes
 
 METHODS = "no-memory,full-rag,rsm-addressing"
 
@@ -191,3 +192,12 @@ def _refused_after_start(result) -> str:
 def assert_says(line: str, message: str) -> None:
     assert line.startswith("rsm: ")
     assert re.search(message, line), line
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "chat.json").write_text(str(number))
+    both = file_hashes([tmp_path / "1" / "chat.json", tmp_path / "2" / "chat.json"])
+    assert list(both) == ["1/chat.json", "2/chat.json"]
+    assert file_hashes([tmp_path / "2" / "chat.json"]) == {"chat.json": both["2/chat.json"]}

@@ -200,15 +200,15 @@ DAMAGE = {
     "lines of another run come after it": (
         "results", lambda lines: lines.append(lines[-1]), "line 61 is one more than the run has",
     ),
-    "no JSON": ("results", lambda lines: lines.insert(1, "garbage"), "line 2 is no JSON"),
+    "no JSON": ("results", lambda lines: lines.insert(1, "garbage"), "line 2: not valid JSON"),
     "an empty object": ("results", lambda lines: lines.insert(1, "{}"), "line 2 has no dataset"),
     "no object": ("timings", lambda lines: lines.insert(1, "[]"), "line 2 is no object"),
-    "no JSON in timings": ("timings", lambda lines: lines.insert(0, "x"), "line 1 is no JSON"),
+    "no JSON in timings": ("timings", lambda lines: lines.insert(0, "x"), "line 1: not valid JSON"),
     "no time": ("timings", lambda lines: lines.insert(0, "{}"), "line 1 has no dataset"),
     "a memory is missing": (
         "memories", lambda lines: lines.pop(0), "line 1 should have episode 'e0', it has 'e1'",
     ),
-    "no JSON in memories": ("memories", lambda lines: lines.insert(2, ""), "line 3 is no JSON"),
+    "no JSON in memories": ("memories", lambda lines: lines.insert(2, ""), "line 3: not valid JSON"),
 }  # fmt: skip
 
 

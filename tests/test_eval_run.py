@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from eval_support import Newest, Ranking, contents, made_prepared, plan, run_into
 
-from rsm_torch.eval import manifest
 from rsm_torch.eval.judges import Verdict
 from rsm_torch.eval.judges.protocol import NO_ANSWER
 from rsm_torch.eval.manifest import ManifestError, read, settle
@@ -325,23 +324,17 @@ def test_a_manifest_refuses_another_run_and_says_what_differs(tmp_path):
     assert read(folder)["made_with"] == [{"commit": "1"}, {"commit": "2"}]
 
 
-def _settled_at_once(folder, settings, monkeypatch) -> list:
+def _settled_at_once(folder, settings) -> list:
     """What becomes of starts that all find the folder empty: manifests, or what was raised."""
     gate, found = threading.Barrier(len(settings)), []
-    part = manifest._part
-
-    def together(file, held):
-        made = part(file, held)
-        gate.wait(10)  # every start has its content ready under a name of its own
-        return made
 
     def start(number):
+        gate.wait(10)
         try:
             found.append(settle(folder, settings[number], {"commit": "1"}, f"start {number}"))
         except ManifestError as error:
             found.append(error)
 
-    monkeypatch.setattr(manifest, "_part", together)
     starts = [threading.Thread(target=start, args=(n,)) for n in range(len(settings))]
     for one in starts:
         one.start()
@@ -350,31 +343,19 @@ def _settled_at_once(folder, settings, monkeypatch) -> list:
     return found
 
 
-def test_starts_at_the_same_time_share_the_manifest_of_the_quickest(tmp_path, monkeypatch):
-    found = _settled_at_once(tmp_path, [{"budgets": [1]}] * 6, monkeypatch)
+def test_starts_at_the_same_time_share_the_manifest_of_the_quickest(tmp_path):
+    found = _settled_at_once(tmp_path, [{"budgets": [1]}] * 6)
     assert len(found) == 6
     assert all(held == read(tmp_path) for held in found)
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_of_two_different_starts_at_the_same_time_one_is_refused(tmp_path, monkeypatch):
-    found = _settled_at_once(tmp_path, [{"budgets": [1]}, {"budgets": [2]}], monkeypatch)
+def test_of_two_different_starts_at_the_same_time_one_is_refused(tmp_path):
+    found = _settled_at_once(tmp_path, [{"budgets": [1]}, {"budgets": [2]}])
     [held] = [one for one in found if isinstance(one, dict)]
     [refused] = [one for one in found if isinstance(one, ManifestError)]
     assert held == read(tmp_path)
     assert "holds another run: budgets: " in str(refused)
-
-
-def test_a_manifest_needs_no_links_and_no_tidy_folder(tmp_path, monkeypatch):
-    (tmp_path / "manifest-12-ab.part").write_text('{"sett')  # of a start that was killed
-
-    def no_links(source, target):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(manifest.os, "link", no_links)
-    held = settle(tmp_path, {"budgets": [1]}, {"commit": "1"}, "rsm eval")
-    assert held == read(tmp_path)
-    assert settle(tmp_path, {"budgets": [1]}, {"commit": "1"}, "again")["command"] == "rsm eval"
 
 
 def test_folders_that_hold_no_run_are_refused(tmp_path):

@@ -36,7 +36,7 @@ def test_rsm_at_rest_takes_the_bytes_of_the_closed_form(held):
     want = at_rest.nbytes(16, sum(ranks), atoms, 40, coefficients, held)
     row, number = (16 + 4, 1) if held == "int8" else (64, 4)
     assert want == sum(ranks) * row + 5 * atoms + 8 * 40 + number * coefficients
-    assert made.nbytes() == want < live.nbytes()["total"]
+    assert made.nbytes() == want < live.nbytes()["live"]
 
 
 @pytest.mark.parametrize("atom_score", ["v1", "full_basis"])

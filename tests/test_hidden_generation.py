@@ -332,7 +332,7 @@ def test_what_other_threads_run_is_not_written():
 def test_arguments_are_checked_before_anything_runs():
     kept = memory()
     for more, message in (
-        ({"every": 0}, "every: expected at least 1 token"),
+        ({"every": 0}, "every: expected an int of at least 1"),
         ({"streams": [0, 1], "labels": ["a"]}, "labels: expected one for each of 2 rows, got 1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -54,12 +54,12 @@ def test_layers_that_are_not_there_are_named(layers, error, message):
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        ({"pool": "max"}, ValueError, "pool: expected one of last, mean, first, none, got 'max'"),
+        ({"pool": "max"}, ValueError, "pool: expected one of mean, last, first, none, got 'max'"),
         ({"pool": "none", "span": (0, 2)}, ValueError, "pool: 'none' gives every token"),
         ({"span": 3}, TypeError, r"span: expected \(start, stop\)"),
         ({"mask": [[1]]}, TypeError, "mask: expected a tensor"),
         ({"mask": torch.ones(3)}, ValueError, r"mask: expected \[batch, tokens\]"),
-        ({"norm": "both"}, ValueError, "norm: expected 'pre' or 'post'"),
+        ({"norm": "both"}, ValueError, "norm: expected one of pre, post"),
     ],
 )
 def test_arguments_are_checked_before_anything_runs(more, error, message):

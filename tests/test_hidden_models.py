@@ -143,12 +143,15 @@ def test_an_expansion_that_fails_or_was_killed_leaves_nothing_to_load(
     with pytest.raises(OSError, match="No space left"):
         load_causal_lm("org/carried")
     assert not any(p.is_dir() for p in shelf.iterdir())
-    torn = shelf / f".org--carried@torch-{torch.__version__}.abc.tmp"  # of a killed process
-    shutil.copytree(tmp_path, torn, ignore=shutil.ignore_patterns("cache"))
+    torn = shelf / f".org--carried@torch-{torch.__version__}.expanding"  # of a killed process
+    other = shelf / f".org--carried@torch-{torch.__version__}.abc.tmp"  # somebody else's
+    for folder in (torn, other):
+        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("cache"))
     monkeypatch.setattr(models, "_expand", good)
     model, _ = load_causal_lm("org/carried")
     assert weights_hash(model) == weights_hash(llama())
     assert not torn.exists()
+    assert other.exists()
     assert len(calls) == 2
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory_support import chunks, filled, same, state
+from memory_support import check_consistent, chunks, filled, same, state
 from safetensors.torch import load_file
 
 from rsm_torch.config import RSMConfig
+from rsm_torch.files import ForeignFolder
 from rsm_torch.io import fingerprint
 from rsm_torch.memory import StreamMemory
 
@@ -64,9 +65,12 @@ def test_a_file_of_format_1(tmp_path):
     assert memory.calibration.tau == 0.6
     q = torch.eye(8)[:1]
     assert memory.search(q, [0], top_k=3).ids.tolist() == [[3, 4, 5]]
-    names = sorted(p.name for p in GOLDEN.iterdir())
+    check_consistent(memory)
     memory.save_pretrained(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == names, "the bytes of format 1 changed"
+    again = StreamMemory.from_pretrained(tmp_path)
+    assert same(state(memory), state(again))
+    assert torch.equal(memory.write(chunks(3, 5, 8)).ids, again.write(chunks(3, 5, 8)).ids)
+    assert same(state(memory), state(again))
 
 
 def test_the_file_holds_live_rows_only(tmp_path):
@@ -120,11 +124,11 @@ def rewrite(path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format version 2; this library reads 1 to 1"),
+        ({"format": 3}, "format version 3; this library reads 1 to 2"),
         ({"format": "1"}, "format version '1'"),
         ({"kind": "other"}, "not the config of a rsm_torch.StreamMemory"),
         ({"streams": 4}, r"n_members is torch.int64 \(3,\), expected torch.int64 \(4,\)"),
-        ({"config": {"dim": 25}}, r"members is .* expected torch.float32 \(120, 25\)"),
+        ({"config": {"dim": 25}}, r"basis is .* expected torch.float32 \(0, 2, 25\)"),
         ({"config": {"dim": 24, "tao": 1}}, "unknown setting tao"),
     ],
 )
@@ -201,7 +205,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_what_a_killed_save_left_behind_is_removed(tmp_path):
-    (tmp_path / ".config.json.tmp").write_text("half")
-    filled().save_pretrained(tmp_path)
-    assert not list(tmp_path.glob(".*"))
+@pytest.mark.parametrize("name", ["notes.txt", "memory-0123456789abcdef.safetensors", ".git"])
+def test_a_folder_that_is_neither_empty_nor_ours_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ForeignFolder, match=r"has files in it and no config\.json"):
+        filled().save_pretrained(tmp_path)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]

@@ -458,3 +458,9 @@ def test_the_hash_follows_the_prompts(monkeypatch):
     assert prompts_hash() == before
     monkeypatch.setattr("rsm_torch.eval.prompts.FORMS", {**FORMS, "plain": FORMS["mmlu"]})
     assert prompts_hash() != before
+
+
+def test_readings_of_a_dataset_share_its_prompt():
+    about = {"context": "c"}
+    for name, of in (("beam-100k", "beam"), ("locomo_plus_grouped", "locomo_plus")):
+        assert reader_prompt(name, question(), **about) == reader_prompt(of, question(), **about)

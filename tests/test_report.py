@@ -302,15 +302,18 @@ def test_damage_is_refused_with_its_place(tmp_path):
     file = run / "results.jsonl"
     lines = file.read_text().splitlines()
     for bad, says in (
-        ([*lines[:3], lines[3][:30], *lines[4:]], "line 4 is no JSON"),
+        ([*lines[:3], lines[3][:30], *lines[4:]], "line 4: not valid JSON"),
         ([*lines, lines[7]], "line 97 has the question, method, budget and seed of line 8"),
-        ([*lines[:2], "[1, 2]", *lines[2:]], "line 3: expected an object"),
-        ([lines[0], "{}"], "line 2: no dataset, episode, method"),
+        ([*lines[:2], "[1, 2]", *lines[2:]], "line 3 is no object"),
+        ([lines[0], "{}"], "line 2 has no dataset, episode, method"),
         ([*lines[:6], *lines[7:]], "line 7 is out of order: a line is missing before it"),
         ([*lines[:8], *lines[9:12], *lines[13:]], "out of order"),
-        ([lines[0].replace('"method"', '"methodic"')], "line 1: no method"),
+        ([lines[0].replace('"method"', '"methodic"')], "line 1 has no method"),
         ([re.sub(r'"recall": [0-9.]+', '"recall": "high"', lines[0])], "metrics recall: no number"),
-        ([re.sub(r'"recall": [0-9.]+', '"recall": NaN', lines[0])], "metrics recall: no number"),
+        ([re.sub(r'"recall": [0-9.]+', '"recall": NaN', lines[0])], "line 1: not valid JSON (NaN"),
+        ([re.sub(r'"recall": [0-9.]+', '"recall": 1e999', lines[0])], "metrics recall: no number"),
+        ([re.sub(r'"seed": [0-9]+', '"seed": "x"', lines[0])], 'line 1: seed cannot be "x"'),
+        ([re.sub(r'"budget": [0-9]+', '"budget": [1]', lines[0])], "line 1: budget cannot be [1]"),
         (
             [lines[0].replace('"scores": {}', '"scores": {"recall": 1}')],
             "both a metric and a score",

@@ -307,11 +307,11 @@ def test_bases_hold_the_energy_of_real_atoms(conversation, block, scope, rank, l
     memory = StreamMemory(RSMConfig(rows.shape[1], tau=tau, rank=rank, scope=scope))
     for part in rows.split(block):
         memory.write(part[None])
-    held = memory.members(0)
+    held, atoms = memory.members(0), memory.atoms(0)
     held_energy = best_energy = 0.0
-    for atom in range(int(memory.counts().atoms[0])):
+    for atom, bases in zip(atoms.handles.tolist(), atoms.bases, strict=True):
         mine = held.vectors[held.atoms == atom]
-        held_energy += float((mine @ memory.bank.basis_rows((0, atom)).mT).square().sum())
+        held_energy += float((mine @ bases.mT).square().sum())
         best_energy += float(torch.linalg.svdvals(mine)[:rank].square().sum())
     assert held_energy >= least * best_energy
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from memory_support import D, chunks, filled, same, state
 
-from rsm_torch.bank import nbytes
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
 
@@ -23,19 +22,23 @@ KINDS = [
 def test_a_fork_is_independent(kind):
     memory = StreamMemory(RSMConfig(D, tau=0.75, **kind), 4)
     memory.write(chunks(2, 150), times=torch.rand(2, 150, dtype=torch.float64))
-    new = memory.fork(1, 3)
+    new = memory.fork(1, 3).to_dict()
     assert sorted(new.values()) == list(range(300, 300 + len(new)))
     one, copy = memory.members(1), memory.members(3)
     assert copy.ids.tolist() == [new[i] for i in one.ids.tolist()]
     assert torch.equal(one.vectors, copy.vectors)
     assert torch.equal(one.times, copy.times)
     assert torch.equal(memory.atom_labels(1), memory.atom_labels(3))
-    before = memory.bank.flat(torch.tensor([1]))
+    before = memory.flat([1])
     memory.write(chunks(1, 40, seed=8), streams=[3])
+    memory.compact([3], max_atoms=2)
     memory.reset([3])
-    after = memory.bank.flat(torch.tensor([1]))
+    after = memory.flat([1])
     before.pop("next_id"), after.pop("next_id")
     assert same(before, after)
+    memory.close([2])
+    assert len(memory.fork(1)) == len(new)  # into a closed slot, which is open then
+    assert torch.equal(memory.atom_labels(1), memory.atom_labels(2))
     with pytest.raises(ValueError, match="into: 0 not empty"):
         memory.fork(1, 0)
     with pytest.raises(ValueError, match="into: 9 out of range"):
@@ -48,12 +51,12 @@ def test_extract_and_absorb(kind, tmp_path):
     memory.write(chunks(50, 30))
     memory.extract([17, 4]).save_pretrained(tmp_path)
     size = sum(f.stat().st_size for f in tmp_path.iterdir())
-    whole = sum(t.nbytes for t in memory.bank.flat().values())
-    codebook = 0 if memory.bank.codebook is None else memory.bank.codebook.nbytes
+    whole = sum(t.nbytes for t in memory.flat().values())
+    codebook = 0 if memory.state.codebook is None else memory.state.codebook.nbytes
     assert size < (whole - codebook) * 2 / 50 * 1.5 + codebook + 4000
     other = StreamMemory(memory.config, 2)
     other.write(chunks(2, 5, seed=3))
-    new = other.absorb(tmp_path)
+    new = other.absorb(tmp_path).to_dict()
     assert other.streams == 4
     assert other.counts().members.tolist()[2:] == memory.counts([17, 4]).members.tolist()
     assert torch.equal(other.atom_labels(2), memory.atom_labels(17))
@@ -88,11 +91,11 @@ def test_coefficients_stay_what_they_are_while_other_atoms_are_written_to(storag
     g = torch.Generator().manual_seed(0)
     first = torch.eye(8)[0] + 0.2 * torch.randn(10, 8, generator=g)
     memory.write(first[None])
-    held = memory.bank.coefficients[0, :10].clone()
+    held = memory.flat()["coefficients"]
     for _ in range(300):
         memory.write((torch.eye(8)[4] + 0.2 * torch.randn(8, generator=g))[None, None])
     assert memory.counts().atoms.tolist() == [2]
-    assert torch.equal(memory.bank.coefficients[0, :10], held)
+    assert torch.equal(memory.flat()["coefficients"][:10], held)
     # The atom written to 300 times: its rows are shorter than 1, never longer.
     assert memory.members(0).vectors.norm(dim=-1).max() < 1.02
 
@@ -133,7 +136,7 @@ def test_atoms_alone_within_a_limit():
     memory = StreamMemory(RSMConfig(8, tau=0.9, members="none", max_atoms=3), 2)
     out = memory.write(torch.randn(2, 6, 8), lengths=[6, 1])
     assert memory.counts().atoms.tolist() == [3, 1]
-    assert sorted(set(out.atoms[0].tolist())) == [0, 1, 2]
+    assert sorted(set(out.atoms[0].tolist())) == memory.atoms(0).handles.tolist()
     assert out.atoms[1].tolist() == [0, -1, -1, -1, -1, -1]
     for limits in ({"max_members": 3}, {"ttl": 1.0}, {"max_atoms": 3, "policy": "oldest"}):
         with pytest.raises(ValueError, match="members: 'none' keeps nothing"):
@@ -172,10 +175,6 @@ def test_a_module_beside_it_does_not_decide():
     values.pop("a.bias")
     assert both.load_state_dict(values, strict=False).missing_keys == ["a.bias"]
     assert same(state(memory), state(other))
-    values = other.state_dict()
-    values["bank.n_members"] = values["bank.n_members"] + 100
-    with pytest.raises(RuntimeError, match="n_members of up to 160 for room of"):
-        memory.load_state_dict(values)
 
 
 def test_at_tau_minus_one_everything_merges():
@@ -187,21 +186,32 @@ def test_at_tau_minus_one_everything_merges():
 
 
 def test_refused_moves_change_nothing():
-    memory = filled()
+    memory, other = filled(), filled(streams=1)
     before, streams = state(memory), memory.streams
     refused = [
         (lambda: memory.absorb(5), TypeError, "source: expected a memory or a path, got int"),
-        (lambda: memory.absorb(filled(streams=1), 3), ValueError, "into: expected 1 dimensions"),
-        (lambda: memory.absorb(filled(streams=1), "x"), TypeError, "into: expected integers"),
+        (lambda: memory.absorb(other, 3), ValueError, "into: expected 1 dimensions"),
+        (lambda: memory.absorb(other, "x"), TypeError, "into: expected integers"),
         (lambda: memory.fork(1, 1), ValueError, "dst: 1 is the stream to be copied"),
-        (lambda: memory.fork(0, None), TypeError, "into: expected integers"),
+        (lambda: memory.fork(0, "x"), TypeError, "dst: expected an int"),
         (lambda: memory.extract([]), ValueError, "streams: expected at least one"),
-        (lambda: memory.reserve(True), ValueError, "chunks: expected an int"),
+        (lambda: memory.reserve(True), TypeError, "chunks: expected an int"),
         (lambda: memory.write(chunks(1, 2), times="now"), TypeError, "times: expected numbers"),
         (lambda: memory.write(chunks(1, 2), times=torch.full((1, 2), math.inf)), ValueError,
          "times: expected finite numbers or NaN"),
         (lambda: memory.write(chunks(1, 2).to_sparse()), TypeError, "x: expected a dense tensor"),
+        (lambda: memory.open(-1), ValueError, "n: expected an int of at least 0, got -1"),
+        (lambda: memory.close([7]), ValueError, "streams: 7 out of range"),
+        (lambda: memory.evict([0, 0]), ValueError, "streams: 0 named more than once"),
+        (lambda: memory.fill([0], other.flat([0])), ValueError, "into: 0 not empty"),
+        (lambda: memory.retrain(), ValueError, "only rows held by storage='pq'"),
     ]  # fmt: skip
+    empty = StreamMemory(memory.config, 2)
+    with pytest.raises(ValueError, match=r"events is .* expected torch.int64"):
+        empty.fill([0], memory.flat())
+    with pytest.raises(ValueError, match=r"is torch.float16 .* expected torch.float32"):
+        empty.fill([0], filled(streams=1, storage="float16").flat())
+    assert empty.counts().members.tolist() == [0, 0]
     for call, error, message in refused:
         with pytest.raises(error, match=message):
             call()
@@ -213,27 +223,12 @@ def test_refused_moves_change_nothing():
     assert torch.equal(memory.members(4).vectors, memory.members(1).vectors)
 
 
-def test_a_fork_needs_no_more_room():
-    memory = StreamMemory(RSMConfig(D), 20)
-    memory.write(chunks(19, 64))
-    room = memory.nbytes()["total"]
-    memory.fork(3, 19)
-    assert memory.nbytes()["total"] == room
-
-
-def test_merging_many_atoms_keeps_up():
-    # 400 atoms to 20; a merge that moved every tensor would take thousands of times the bytes.
-    memory = StreamMemory(RSMConfig(32, tau=1.0, rank=1, max_atoms=20))
-    memory.write(torch.randn(1, 400, 32))
-    assert memory.counts().atoms.tolist() == [20]
-    assert int(memory.bank.counts.sum()) == 400
-    torch.testing.assert_close(
-        memory.bank.sums[0, :20].sum(0), memory.members(0).vectors.sum(0), atol=1e-3, rtol=0
-    )
-
-
-def test_closed_form_of_a_trained_quantiser():
-    memory = StreamMemory(RSMConfig(10, tau=0.75, rank=1, storage="pq"))
-    memory.write(chunks(1, 400, D=10))
-    N, M = memory.bank.ids.shape[1], memory.bank.sums.shape[1]
-    assert memory.nbytes()["total"] == nbytes(memory.config, 1, N, M, memory.bank.codec)
+def test_a_fork_shares_until_one_of_them_changes():
+    memory = StreamMemory(RSMConfig(D), 2)
+    memory.write(chunks(1, 1000))
+    before = memory.state.pages.used, memory.state.sums.used
+    memory.fork(0, 1)
+    assert (memory.state.pages.used, memory.state.sums.used) == before
+    memory.write(chunks(1, 1, seed=1), [1])
+    assert memory.state.pages.used <= before[0] + 2  # what it appended to, and no more
+    assert memory.state.sums.used == before[1] + 1

@@ -50,13 +50,21 @@ def words(text: str) -> int:
 
 
 def state_of(memory, stream: str) -> list:
-    """Everything that a stream holds, for comparing before and after."""
+    """Everything that a stream holds, for comparing before and after. Atoms go by their names:
+    opening a file gives handles anew."""
     slot = memory.slot(stream)
-    held = memory.tensors.members(slot)
-    bank = memory.tensors.bank
-    basis = bank.basis[slot, : int(bank.n_atoms[slot])]
-    tensors = [held.ids, held.atoms, held.vectors, memory.tensors.atom_labels(slot), basis]
+    held, atoms = memory.tensors.members(slot), memory.tensors.atoms(slot)
+    names, order = memory.tensors.atom_labels(slot), atoms.names.argsort()
+    by_name = [part[order] for part in (atoms.names, atoms.counts, atoms.sums, atoms.bases)]
+    tensors = [held.ids, names[held.atoms], held.vectors, *by_name]
     return [memory.get_all(stream), *(tensor.tolist() for tensor in tensors)]
+
+
+def chunks_held(memory) -> int:
+    """Members of the tensors, all of them loaded."""
+    for stream in memory.streams():
+        memory.slot(stream)
+    return int(memory.tensors.counts().members.sum())
 
 
 def partition(memory, stream: str) -> set[frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 _NEEDS = ("typer", "rich", "sentence_transformers", "matplotlib")
@@ -9,6 +10,9 @@ _NEEDS = ("typer", "rich", "sentence_transformers", "matplotlib")
 
 def main() -> None:
     """Entry point of `rsm`. Loads nothing until a command is asked for."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows "?"
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         from rsm_torch.cli.app import app
 

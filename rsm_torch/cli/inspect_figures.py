@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from rsm_torch.bank import EVENTS, Bank
 from rsm_torch.config import RSMConfig
+from rsm_torch.memory import StreamMemory
+from rsm_torch.state import EVENTS
 
 Texts = Callable[[Sequence[int]], dict[int, str]]
 
@@ -26,9 +27,9 @@ KINDS = {
     "bases": ("basis", "basis_scale", "singular"),
     "centroid sums": ("sums",),
     "codebook": ("codebook",),
-    "ids": ("ids", "member_atom", "atom_labels"),
-    "times and labels": ("times", "labels", "uses"),
-    "counts": ("n_members", "n_atoms", "events", "next_id", "counts"),
+    "ids": ("ids", "member_atom", "atom_labels", "handles"),
+    "times and labels": ("times", "labels", "uses", "weights"),
+    "counts": ("n_members", "n_atoms", "events", "next_id", "counts", "upto", "folded", "gone"),
 }
 SHOWN_IDS = 8
 SHOWN_LABELS = 4
@@ -40,7 +41,7 @@ class Snapshot:
     """A saved memory, opened.
 
     Args:
-        tensors: live rows, as `Bank.flat` returns them.
+        tensors: what it holds, as `StreamMemory.flat` returns it.
         names: the stream of each slot that may hold something.
         slots: how many streams there are, empty ones too.
         file: bytes on disk by kind.
@@ -50,6 +51,7 @@ class Snapshot:
     path: Path
     kind: str
     config: RSMConfig
+    memory: StreamMemory
     tensors: dict[str, Tensor]
     names: dict[int, Any]
     slots: int
@@ -73,15 +75,24 @@ class Atoms:
     energy: Tensor
 
 
-def atoms_of(tensors: dict[str, Tensor]) -> Atoms:
+def atoms_of(memory: StreamMemory) -> Atoms:
     """Rank: how many singular values are not zero. Energy: Σ s² / Σ ‖x‖², where members are unit
     rows, so that Σ ‖x‖² is their number; what rounding adds to 1 is cut off."""
-    n = tensors["n_atoms"]
-    slot = torch.arange(len(n)).repeat_interleave(n)
-    index = torch.arange(len(slot)) - (n.cumsum(0) - n)[slot]
-    s, members = tensors["singular"].double(), tensors["counts"].to(torch.int64)
+    used = memory.counts().atoms.nonzero().flatten().tolist()
+    each = [memory.atoms(slot) for slot in used]
+    none = torch.zeros(0, dtype=torch.int64)
+    slot = torch.cat(
+        [none, *(torch.full_like(a.handles, s) for s, a in zip(used, each, strict=True))]
+    )
+    s = torch.cat(
+        [torch.zeros(0, memory.config.rank), *(atoms.singular for atoms in each)]
+    ).double()
+    members = torch.cat([none, *(atoms.counts for atoms in each)])
     energy = (s.square().sum(-1) / members).clamp(max=1)
-    return Atoms(slot, index, tensors["atom_labels"], members, (s != 0).sum(-1), energy)
+    return Atoms(
+        slot, torch.cat([none, *(a.handles for a in each)]),
+        torch.cat([none, *(a.names for a in each)]), members, (s != 0).sum(-1), energy,
+    )  # fmt: skip
 
 
 def figures(snapshot: Snapshot, atoms: Atoms, top: int) -> dict[str, Any]:
@@ -174,36 +185,21 @@ def _sample(snapshot: Snapshot, atoms: Atoms, i: int) -> dict[str, Any]:
     """Ids of the members nearest to the centroid, nearest first, and how often each label is
     there; of an AgentMemory the text of the nearest. Where no members are kept, the text of the
     one that opened the atom."""
-    t, slot = snapshot.tensors, int(atoms.slot[i])
-    stop = int(t["n_members"][: slot + 1].sum())
-    start = stop - int(t["n_members"][slot])
-    mine = start + (t["member_atom"][start:stop] == atoms.index[i]).nonzero().flatten()
+    slot = int(atoms.slot[i])
+    held = snapshot.memory.members(slot)
+    mine = (held.atoms == atoms.index[i]).nonzero().flatten()
     ids: list[int] = []
     if len(mine):
-        closeness = _rows(snapshot, i, mine) @ normalize(t["sums"][i], dim=0)
-        nearest = closeness.argsort(descending=True, stable=True)[:SHOWN_IDS]
-        ids = t["ids"][mine[nearest]].tolist()
+        centre = normalize(snapshot.memory.atoms(slot).sums, dim=-1)
+        at = int((snapshot.memory.atoms(slot).handles == atoms.index[i]).nonzero())
+        nearest = (held.vectors[mine] @ centre[at]).argsort(descending=True, stable=True)
+        ids = held.ids[mine[nearest[:SHOWN_IDS]]].tolist()
     if snapshot.texts is not None:
         shown = ids[0] if ids else int(atoms.name[i])
         return {"text": shortened(snapshot.texts([shown]).get(shown, ""))}
-    labels = t["labels"][mine].tolist() if "labels" in t else []
+    labels = held.labels[mine].tolist()
     counted = Counter(label for label in labels if label >= 0).most_common(SHOWN_LABELS)
     return {"ids": ids, "labels": dict(counted)}
-
-
-def _rows(snapshot: Snapshot, i: int, mine: Tensor) -> Tensor:
-    """Members `mine` [n] of atom i, float32 [n, D], decoded or from their coefficients."""
-    t, bank = snapshot.tensors, Bank(snapshot.config, 0, "cpu")
-    if "codebook" in t:
-        bank.use_codebook(t["codebook"])
-    if "members" in t:
-        return bank.codec.decode(_parts(t, "members", mine))
-    return t["coefficients"][mine] @ bank.basis_codec.decode(_parts(t, "basis", i))
-
-
-def _parts(tensors: dict[str, Tensor], name: str, at: Tensor | int) -> dict[str, Tensor]:
-    parts = {"codes": tensors[name], "scale": tensors.get(f"{name}_scale")}
-    return {key: tensor[at] for key, tensor in parts.items() if tensor is not None}
 
 
 def shortened(text: str, length: int = TEXT_LENGTH) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rsm_torch.cli.inspect_figures import Atoms, shortened
 from rsm_torch.cli.inspect_view import counted, percent
+from rsm_torch.files import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +32,8 @@ def save_picture(atoms: Atoms, found: dict[str, Any], path: Path) -> None:
     _draw_sizes(sizes, atoms)
     _draw_ranks(ranks, found["ranks"])
     _draw_energy(energy, atoms, found)
-    figure.savefig(path, format="png")
+    with whole(path) as out:
+        figure.savefig(out, format="png")
 
 
 def _colours(most: int) -> list[Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rsm_torch.cli.inspect_figures import Snapshot
+    from rsm_torch.memory import StreamMemory
     from rsm_torch.text.settings import Settings
     from rsm_torch.text.store import ItemStore
 
@@ -43,7 +44,7 @@ def inspect(
     from rsm_torch.cli.inspect_view import show
 
     with _folder(snapshot) if snapshot.is_dir() else _file(snapshot) as opened:
-        atoms = atoms_of(opened.tensors)
+        atoms = atoms_of(opened.memory)
         found = figures(opened, atoms, top)
     if plot is not None:
         if not len(atoms.members):
@@ -63,18 +64,20 @@ def inspect(
 def _folder(path: Path) -> Iterator[Snapshot]:
     from rsm_torch import io
     from rsm_torch.cli.inspect_figures import Snapshot
+    from rsm_torch.memory import StreamMemory
 
-    # Not by StreamMemory.from_pretrained, which gives every slot as much room as the fullest.
-    saved = io.load(path)
+    memory = StreamMemory.from_pretrained(path)
+    calibration = memory.calibration
     file = path / io.read_manifest(path / "config.json")["tensors"]["file"]
     yield Snapshot(
         path,
         "StreamMemory",
-        saved.config,
-        saved.tensors,
-        names=dict(enumerate(range(saved.streams))),
-        slots=saved.streams,
-        embedder=None if saved.calibration is None else saved.calibration.embedder,
+        memory.config,
+        memory,
+        memory.flat(),
+        names=dict(enumerate(range(memory.streams))),
+        slots=memory.streams,
+        embedder=None if calibration is None else calibration.embedder,
         file={"tensors": file.stat().st_size, "config": (path / "config.json").stat().st_size},
     )
 
@@ -82,6 +85,8 @@ def _folder(path: Path) -> Iterator[Snapshot]:
 @contextmanager
 def _file(path: Path) -> Iterator[Snapshot]:
     """The tensors that an AgentMemory would have, from the embeddings and atoms in its file."""
+    if not path.is_file():  # reading a pipe would wait
+        raise CommandError(f"SNAPSHOT: {path} is no plain file")
     with path.open("rb") as file:
         if file.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
             raise CommandError(
@@ -93,13 +98,15 @@ def _file(path: Path) -> Iterator[Snapshot]:
 
     store = ItemStore(path)
     try:
-        settings, tensors = _rebuilt(store, path)
+        settings, memory = _rebuilt(store, path)
+        tensors = memory.flat()
         items = sum(count.items for count in store.counts().values())
         vectors = 4 * settings.config.dim * items
         yield Snapshot(
             path,
             "AgentMemory",
             settings.config,
+            memory,
             tensors,
             names=_stream_names(store, tensors),
             slots=len(store.streams()),
@@ -115,7 +122,7 @@ def _file(path: Path) -> Iterator[Snapshot]:
         store.close()
 
 
-def _rebuilt(store: ItemStore, path: Path) -> tuple[Settings, dict[str, Tensor]]:
+def _rebuilt(store: ItemStore, path: Path) -> tuple[Settings, StreamMemory]:
     from rsm_torch.text.settings import Settings
     from rsm_torch.text.synced import SyncedMemory
 
@@ -127,7 +134,9 @@ def _rebuilt(store: ItemStore, path: Path) -> tuple[Settings, dict[str, Tensor]]
         raise CommandError(f"SNAPSHOT: {path} was never opened by an AgentMemory")
     try:
         # No embedder is asked for: every embedding is in the file, and the name of its atom.
-        return settings, SyncedMemory(store, settings, "cpu").index.tensors.bank.flat()
+        memory = SyncedMemory(store, settings, "cpu")
+        memory.touch()
+        return settings, memory.index.tensors
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(f"SNAPSHOT: {path}: its embeddings are damaged ({error})") from error
 

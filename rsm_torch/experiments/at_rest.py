@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rsm_torch.memory import StreamMemory
-from rsm_torch.retrieve import AtomScore
+from rsm_torch.outputs import AtomScore
 from rsm_torch.storage import codec
 
 Held = Literal["int8", "float32"]
@@ -73,24 +73,23 @@ class AtRest:
     """
 
     def __init__(self, memory: StreamMemory, slot: int = 0, held: Held = "int8") -> None:
-        bank = memory.bank
-        if bank.coefficients is None:
+        if memory.config.members != "coefficients":
             raise ValueError(
                 f"memory: expected members='coefficients', got {memory.config.members!r}"
             )
         if held not in ("int8", "float32"):
             raise ValueError(f"held: expected int8 or float32, got {held!r}")
-        n, m = int(bank.n_members[slot]), int(bank.n_atoms[slot])
-        owner = bank.member_atom[slot, :n].to(torch.int64)
+        flat, atoms = memory.flat([slot]), memory.atoms(slot)
+        owner = atoms.places(flat["member_atom"])
         order = owner.argsort(stable=True)
-        live = bank.singular[slot, :m] > 0  # [M, K]
+        live = atoms.singular > 0  # [M, K]
         self.held = held
         self.codec = codec(held, memory.config.dim)
-        self.directions = self.codec.encode(bank.basis_rows((slot, slice(0, m)))[live])
+        self.directions = self.codec.encode(atoms.bases[live])
         self.ranks = live.sum(1).to(torch.uint8)
-        self.sizes = torch.bincount(owner, minlength=m).to(torch.int32)
-        self.ids = bank.ids[slot, :n][order]
-        given = bank.coefficients[slot, :n][order][live[owner[order]]]
+        self.sizes = torch.bincount(owner, minlength=len(live)).to(torch.int32)
+        self.ids = flat["ids"][order]
+        given = flat["coefficients"][order][live[owner[order]]]
         if held == "int8":
             given = (given * STEPS).round().clamp(-STEPS, STEPS).to(torch.int8)
         self.coefficients = given

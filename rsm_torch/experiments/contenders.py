@@ -112,10 +112,13 @@ def rsm_centroid(task: Task, budget: int, held: Held) -> Resting | None:
         task.tau, "float32", gate="centroid", rank=1, max_atoms=min(n, WRITING * most)
     )
     memory = at_rest.fewer_atoms(live, most)
-    members, atoms = memory.members(0), int(memory.counts().atoms[0])
-    made = Groups(memory.bank.sums[0, :atoms], members.atoms, members.ids, held)
-    owner = _owner(n, members.ids, members.atoms)
-    return Resting(made.search, owner, atoms, False, made.nbytes(), _live(live), task.tau)
+    members, atoms = memory.members(0), memory.atoms(0)
+    groups = atoms.places(members.atoms)
+    made = Groups(atoms.sums, groups, members.ids, held)
+    owner = _owner(n, members.ids, groups)
+    return Resting(
+        made.search, owner, len(atoms.handles), False, made.nbytes(), _live(live), task.tau
+    )
 
 
 def oja(task: Task, budget: int, held: Held) -> Resting | None:
@@ -250,7 +253,7 @@ def _atoms(task: Task, tau: float, held: Held, most: int | None = None, **how: A
 
 
 def _live(memory: StreamMemory) -> int:
-    return memory.nbytes()["total"]
+    return memory.nbytes()["reserved"]
 
 
 def _directions(task: Task, budget: int, held: Held) -> int:

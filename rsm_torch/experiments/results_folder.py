@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rsm_torch.files import write_whole
 from rsm_torch.provenance import provenance
 
 RESULTS, TABLE = "results.json", "table.md"
@@ -34,23 +34,21 @@ def write_folder(
     out.mkdir(parents=True, exist_ok=True)
     data = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     files = {RESULTS: data.encode(), TABLE: text.encode(), **plots}
-    return [_write(out / name, content) for name, content in files.items()]
+    for name, content in files.items():
+        write_whole(out / name, content)
+    return [out / name for name in files]
 
 
 def write_report(report: Path, text: str, plots: Mapping[str, bytes]) -> list[Path]:
     """The table as `report`, a Markdown file, with its plots beside it, their names beginning with
     the report's."""
     report.parent.mkdir(parents=True, exist_ok=True)
-    written = []
+    files = {}
     for name, content in plots.items():
         own = f"{report.stem}-{name}"
         text = text.replace(f"]({name})", f"]({own})")
-        written.append(_write(report.with_name(own), content))
-    return [_write(report, text.encode()), *written]
-
-
-def _write(path: Path, content: bytes) -> Path:
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_bytes(content)
-    os.replace(partial, path)
-    return path
+        files[report.with_name(own)] = content
+    files[report] = text.encode()  # last: it shows the others
+    for path, content in files.items():
+        write_whole(path, content)
+    return [report, *list(files)[:-1]]

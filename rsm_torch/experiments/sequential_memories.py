@@ -90,23 +90,23 @@ class RSM(Sequential):
         if self.memory.config.storage != "pq":
             return self._rest().search(q)
         hits = self._merged().search(q[None], top_k=1)
-        return hits.ids[0, :, 0], hits.atoms[0, :, 0]
+        return hits.ids[0, :, 0], self._merged().atoms(0).places(hits.atoms[0, :, 0])
 
     def owner(self) -> tuple[Tensor, Tensor]:
         held = self._merged().members(0)
-        return held.ids, held.atoms
+        return held.ids, self._merged().atoms(0).places(held.atoms)
 
     def nbytes(self) -> int:
         if self.memory.config.storage != "pq":
             return self._rest().nbytes()
-        bank, config = self._merged().bank, self.memory.config
-        atoms, members = int(bank.n_atoms[0]), int(bank.n_members[0])
-        directions = int((bank.singular[0, :atoms] > 0).sum())
+        merged, config = self._merged(), self.memory.config
+        atoms, members = (int(n[0]) for n in (merged.counts().atoms, merged.counts().members))
+        directions, codec = int((merged.atoms(0).singular > 0).sum()), merged.state.codec
         bases = at_rest.nbytes(config.dim, directions, atoms, members, 0, "int8")
-        return bases + bank.codec.nbytes(members, config.dim) + bank.codec.shared_nbytes()
+        return bases + codec.nbytes(members, config.dim) + codec.shared_nbytes()
 
     def live(self) -> int:
-        return self.memory.nbytes()["total"]
+        return self.memory.nbytes()["reserved"]
 
 
 class Control(Sequential):

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rsm_torch.cache import RowCache
-from rsm_torch.checks import named
+from rsm_torch.checks import as_choice, as_count, as_list, as_path, named, shown
 from rsm_torch.hidden.capture import capture
-from rsm_torch.hidden.layers import Layer, Site, find_sites
+from rsm_torch.hidden.layers import Layer, Site, as_layers, check_model, find_sites
 from rsm_torch.hidden.models import weights_hash
+from rsm_torch.hidden.pooling import POOLED
 from rsm_torch.tokens import well_formed
 
 Pair = tuple[Layer, str]  # a layer and a pooling
@@ -87,10 +88,11 @@ def activations(
         TypeError, ValueError: arguments that do not fit; a text without tokens, or one longer than
             the model's context; states that are not finite. Batches done before are in the cache.
     """
-    asked = [layers] if isinstance(layers, (int, str)) else list(layers)
-    named_pools = _pools(pools)
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+    check_model(model)
+    asked, named_pools = as_layers(layers), _pools(pools)
+    batch_size = as_count(batch_size, "batch_size", 1)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress: expected something to call, got {shown(progress)}")
     if model.training:
         raise ValueError("model: is in training mode, with dropout; call model.eval()")
     sites, called = find_sites(model, asked)
@@ -121,22 +123,31 @@ def activations(
 
 
 def _pools(pools: str | Sequence[str]) -> list[str]:
-    several = [pools] if isinstance(pools, str) else list(dict.fromkeys(pools))
-    if not several or not set(several) <= {"last", "mean", "first"}:
-        raise ValueError(f"pools: expected some of last, mean, first, got {pools!r}")
-    return several
+    several = [pools] if isinstance(pools, str) else as_list(pools, "pools", "a list of names")
+    if not several:
+        raise ValueError("pools: expected some of last, mean, first, got none")
+    return list(dict.fromkeys(as_choice(pool, "pools", POOLED) for pool in several))
+
+
+def as_texts(texts: object) -> list[str]:
+    """A list of strings. Raises TypeError for anything else, a single string too."""
+    found = as_list(texts, "texts", "a list of strings")
+    if wrong := [text for text in found if not isinstance(text, str)]:
+        raise TypeError(f"texts: expected a list of strings, got {shown(wrong[0])} in it")
+    return found
 
 
 def tokenise(
     model: Any, tokenizer: Any, texts: Sequence[str], max_length: int | None
 ) -> list[list[int]]:
     """The token ids of each text."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"texts: expected a list of strings, got {texts!r:.80}")
+    texts = as_texts(texts)
+    if not callable(tokenizer):
+        raise TypeError(f"tokenizer: expected a tokenizer, got {shown(tokenizer)}")
     if not texts:
         raise ValueError("texts: expected at least one text")
-    if max_length is not None and max_length < 1:
-        raise ValueError(f"max_length: expected at least 1, got {max_length}")
+    if max_length is not None:
+        max_length = as_count(max_length, "max_length", 1)
     cut = {"truncation": max_length is not None, "max_length": max_length}
     ids = tokenizer([well_formed(text) for text in texts], verbose=False, **cut)["input_ids"]
     if empty := [at for at, tokens in enumerate(ids) if not tokens]:
@@ -158,10 +169,16 @@ def context_of(model: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
+def as_cache(cache: object) -> Path | RowCache | None:
+    """A folder, a cache, or None. Raises TypeError or ValueError."""
+    return cache if cache is None or isinstance(cache, RowCache) else as_path(cache, "cache")
+
+
 def _opened(cache: str | Path | RowCache | None, name: str) -> Rows:
-    if cache is None:
+    found = as_cache(cache)
+    if found is None:
         return InMemory()
-    return cache if isinstance(cache, RowCache) else RowCache(Path(cache) / name)
+    return RowCache(found / name) if isinstance(found, Path) else found
 
 
 def _key(weights: str, site: Site, pool: str, ids: list[int]) -> str:

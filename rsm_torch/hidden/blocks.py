@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rsm_torch.compact import Compacted
+from rsm_torch.eviction import Compacted
 from rsm_torch.memory import StreamMemory
-from rsm_torch.records import Written
+from rsm_torch.outputs import Written
 
 BLOCK = 64  # items of each stream
 
@@ -37,9 +37,10 @@ def write_in_blocks(
         or x.shape[1] <= block
     ):
         return memory.write(x, streams, lengths, times, labels, ids)
-    batch = memory._batch(x, streams, lengths, times, labels, ids)
+    batch = memory._batch(x, streams, lengths, times, labels, ids, None)
     slots, long = batch.slots.tolist(), batch.valid.sum(1)
-    names = torch.full_like(batch.ids, -1)
+    all_ids = batch.spread(batch.chunks.ids, -1)
+    names = torch.full_like(all_ids, -1)
     opened = torch.zeros_like(batch.valid)
     gone = Compacted()
     for start in range(0, x.shape[1], block):
@@ -48,9 +49,9 @@ def write_in_blocks(
             x[:, part],
             slots,
             (long - start).clamp(0, block),
-            None if batch.times is None else batch.times[:, part],
-            None if batch.labels is None else batch.labels[:, part],
-            batch.ids[:, part],
+            None if times is None else torch.as_tensor(times)[:, part],
+            None if labels is None else torch.as_tensor(labels)[:, part],
+            all_ids[:, part],
         )
         opened[:, part] = written.opened
         for row, slot in enumerate(slots):
@@ -59,15 +60,13 @@ def write_in_blocks(
         if written.compacted is not None:
             gone.removed += written.compacted.removed
             gone.merged += written.compacted.merged
-    atoms = _indices(memory, slots, names, batch.ids, gone)
-    some = gone if gone.removed or gone.merged else None
-    return Written(atoms, opened, batch.ids, some)
+    return Written(_handles(memory, slots, names, all_ids, gone), opened, all_ids, gone or None)
 
 
-def _indices(
+def _handles(
     memory: StreamMemory, slots: list[int], names: Tensor, ids: Tensor, gone: Compacted
 ) -> Tensor:
-    """The index [B, T] of each item's atom after the last block, -1 of items that are gone."""
+    """The handle [B, T] of each item's atom after the last block, -1 of items that are gone."""
     out = torch.full_like(names, -1)
     removed = set(gone.removed)
     for row, slot in enumerate(slots):

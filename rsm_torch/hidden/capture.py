@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rsm_torch.checks import named
-from rsm_torch.hidden.layers import Layer, Layers, Site, find_decoder, find_sites
+from rsm_torch.checks import as_flag, named
+from rsm_torch.hidden.layers import Layer, Layers, Site, check_model, find_decoder, find_sites
 from rsm_torch.hidden.pooling import Span, check_pooling, counted_tokens, pool_states
 
 
@@ -80,7 +80,10 @@ def capture(
             for masks that do not fit it, and states that `check` refuses. That forward leaves
             nothing behind.
     """
+    check_model(model)
     check_pooling(pool, mask, span)
+    as_flag(stop, "stop")
+    as_flag(check, "check")
     if any(name.rpartition(".")[2] == "encoder" for name, _ in model.named_modules()) and getattr(
         getattr(model, "config", None), "is_encoder_decoder", False
     ):

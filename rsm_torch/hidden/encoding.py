@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from rsm_torch.cache import RowCache
-from rsm_torch.checks import named
-from rsm_torch.hidden.activations import activations, context_of, input_device, padded, tokenise
+from rsm_torch.checks import as_count, is_dense, named, shown
+from rsm_torch.hidden.activations import (
+    activations,
+    as_cache,
+    context_of,
+    input_device,
+    padded,
+    tokenise,
+)
 from rsm_torch.hidden.capture import capture
 from rsm_torch.hidden.layers import find_sites
 from rsm_torch.hidden.origin import Origin
@@ -35,10 +42,11 @@ class Encoder:
         batch_size: int,
         cache: str | Path | RowCache | None,
     ):
-        if type(batch_size) is not int or batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size!r}")
+        if not (tokenizer is None or callable(tokenizer)):
+            raise TypeError(f"tokenizer: expected a tokenizer or None, got {shown(tokenizer)}")
         self.model, self.tokenizer, self.origin = model, tokenizer, origin
-        self.batch_size, self.cache = batch_size, cache
+        self.batch_size = as_count(batch_size, "batch_size", 1)
+        self.cache = as_cache(cache)
         (self.site,), _ = find_sites(model, origin.layer)
 
     @property
@@ -97,15 +105,7 @@ class Encoder:
         """
         self.check_model()
         input_ids = as_token_ids(input_ids)
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        if not isinstance(attention_mask, Tensor):
-            raise TypeError(f"attention_mask: expected a tensor, got {attention_mask!r:.80}")
-        if attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask: expected {tuple(input_ids.shape)} as input_ids, got "
-                f"{tuple(attention_mask.shape)}"
-            )
+        attention_mask = as_mask(attention_mask, input_ids)
         device, parts = input_device(self.model), []
         ids, mask = _right_padded(input_ids.to(device), attention_mask.to(device))
         if self.origin.max_length is not None:
@@ -191,8 +191,27 @@ def _right_padded(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def as_token_ids(ids: object) -> Tensor:
     """`ids`, if they are integers [n, T] of at least one row. Raises TypeError or ValueError."""
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"input_ids: expected a tensor of integers, got {ids!r:.80}")
+    plain = isinstance(ids, Tensor) and is_dense(ids) and not ids.is_complex()
+    if (
+        not isinstance(ids, Tensor)
+        or not plain
+        or ids.is_floating_point()
+        or ids.dtype == torch.bool
+    ):
+        raise TypeError(f"input_ids: expected a tensor of integers, got {shown(ids)}")
     if ids.dim() != 2 or ids.numel() == 0:
         raise ValueError(f"input_ids: expected [rows, tokens], got {tuple(ids.shape)}")
     return ids
+
+
+def as_mask(mask: object, ids: Tensor) -> Tensor:
+    """Which of the token ids count, all of them for None. Raises TypeError or ValueError."""
+    if mask is None:
+        return torch.ones_like(ids)
+    if not (isinstance(mask, Tensor) and is_dense(mask)):
+        raise TypeError(f"attention_mask: expected a tensor, got {shown(mask)}")
+    if mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask: expected {tuple(ids.shape)} as input_ids, got {tuple(mask.shape)}"
+        )
+    return mask

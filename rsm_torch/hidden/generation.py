@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rsm_torch.checks import as_slots
+from rsm_torch.checks import as_count, as_flag, as_integers, as_list, as_slots
 from rsm_torch.hidden.capture import Captured, argument, capture
 from rsm_torch.hidden.encoding import check_finite
 from rsm_torch.hidden.layers import find_decoder
@@ -85,8 +85,10 @@ class Generating:
         ends: Sequence[int] | None,
         check: bool,
     ):
-        if every is not None and (type(every) is not int or every < 1):
-            raise ValueError(f"every: expected at least 1 token, or None, got {every!r}")
+        every = None if every is None else as_count(every, "every", 1)
+        prompt, check = as_flag(prompt, "prompt"), as_flag(check, "check")
+        if labels is not None:
+            labels = as_list(labels, "labels", "a list of strings or integers")
         self.rows: int | None = None
         self._model, self._tokenizer, self._origin, self._store = model, tokenizer, origin, store
         self._slots: Tensor | None = None
@@ -96,7 +98,8 @@ class Generating:
         self._labels, self._check = labels, check
         store.encode(labels, 0 if labels is None else len(labels))  # raises before generate runs
         self._every, self._prompt = every, prompt
-        self._ends = _ends(model, tokenizer) if ends is None else list(ends)
+        given = None if ends is None else as_integers(ends, "ends", 1).tolist()
+        self._ends = _ends(model, tokenizer) if given is None else given
         self._hooks: ExitStack | None = None
         self._seen = 0  # tokens of each row so far, padding too
         self._written: list[Tensor] = []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rsm_torch.checks import as_list, as_rows, as_valid, shown
 from rsm_torch.hidden.encoding import check_finite
 from rsm_torch.hidden.labels import Label
 from rsm_torch.hidden.layers import FINAL, Layer
@@ -16,8 +17,7 @@ from rsm_torch.hidden.rows import Rows, Streams
 from rsm_torch.hidden.served import ServedStates
 from rsm_torch.hidden.store import LabelsGiven
 from rsm_torch.hidden.upkeep import Upkeep
-from rsm_torch.records import Written
-from rsm_torch.retrieve import AtomScore, ChunkScore
+from rsm_torch.outputs import AtomScore, ChunkScore, Written
 
 
 class GivenStates(Upkeep):
@@ -48,8 +48,8 @@ class GivenStates(Upkeep):
                 finite, by layer and row.
         """
         self.origin.check_states(layer, norm)
-        if isinstance(states, Tensor) and states.dim() == 3:
-            _check_batch(states, lengths, self.origin.layer)
+        states = as_rows(states, "states", (3,), self.memory.config.dim, None)
+        _check_batch(states, lengths, self.origin.layer)
         return self._ready.write_batch(states, streams, lengths, labels, times, ids)
 
     def write_served(
@@ -69,8 +69,12 @@ class GivenStates(Upkeep):
         Raises:
             TypeError, ValueError: as `write`; states of another layer or norm, or not finite.
         """
+        served = as_list(served, "served", "a list of ServedStates")
         if not served:
             raise ValueError("served: expected at least one request's states")
+        for one in served:
+            if not isinstance(one, ServedStates):
+                raise TypeError(f"served: expected a list of ServedStates, got {shown(one)} in it")
         rows = Rows.of(streams, len(served))
         states = torch.stack([self._pooled(one) for one in served])
         return self._ready.write_items(states, rows, labels, times, ids)
@@ -103,8 +107,7 @@ class GivenStates(Upkeep):
         """`recall` for n pooled states [n, D] that something else has computed; `layer` and `norm`
         as in `write_states`."""
         self.origin.check_states(layer, norm)
-        if not isinstance(states, Tensor) or states.dim() != 2:
-            raise ValueError(f"states: expected a tensor [n, D], got {states!r:.80}")
+        states = as_rows(states, "states", (2,), self.memory.config.dim, None)
         check_finite(states, self.origin.layer, [str(row) for row in range(len(states))])
         rows = Rows.of(streams, len(states))
         return self._ready.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)
@@ -112,10 +115,7 @@ class GivenStates(Upkeep):
 
 def _check_batch(states: Tensor, lengths: Any, layer: Layer) -> None:
     """Raises ValueError for states [B, T, D] that count and are not finite, by layer and row."""
-    counted = torch.ones(states.shape[:2], dtype=torch.bool)
-    if lengths is not None:
-        ends = torch.as_tensor(lengths).cpu()
-        counted = torch.arange(states.shape[1]) < ends[:, None]
+    counted = as_valid(lengths, len(states), states.shape[1], torch.device("cpu"), True)
     places = counted.nonzero()
     at = places.to(states.device)
     check_finite(states[at[:, 0], at[:, 1]], layer, [f"[{b}, {t}]" for b, t in places.tolist()])

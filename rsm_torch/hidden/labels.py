@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from torch import Tensor
+
+from rsm_torch.checks import as_list, is_dense, shown
 
 Label = str | int
 
@@ -23,10 +26,7 @@ class Labels:
             TypeError: a label that is neither a string, an integer nor None.
             ValueError: not `n` of them.
         """
-        if isinstance(labels, Tensor):
-            labels = labels.tolist()
-        if isinstance(labels, str) or not hasattr(labels, "__len__"):
-            raise TypeError(f"labels: expected a list of strings or integers, got {labels!r:.80}")
+        labels = as_list(labels, "labels", "a list of strings or integers")
         if len(labels) != n:
             raise ValueError(f"labels: expected one for each of {n} items, got {len(labels)}")
         fresh = dict.fromkeys(
@@ -47,6 +47,11 @@ def _key(label: Label) -> tuple[type, Label]:
 def _plain(label: object) -> Label:
     if isinstance(label, str):
         return str(label)
-    if isinstance(label, bool) or not hasattr(label, "__index__"):
-        raise TypeError(f"labels: expected strings, integers or None, got {label!r}")
-    return label.__index__()
+    if isinstance(label, Tensor) and is_dense(label) and label.dim() == 0:
+        label = label.item()
+    if isinstance(label, bool) or not isinstance(label, Integral):
+        raise TypeError(f"labels: expected strings, integers or None, got {shown(label)}")
+    number = int(label)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"labels: expected integers of 64 bits, got {shown(number)}")
+    return number

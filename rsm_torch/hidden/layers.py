@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from rsm_torch.checks import as_choice, shown
 
 FINAL = "final"
 Layer = int | str
@@ -111,8 +113,8 @@ def find_sites(
         ValueError: one that is not there, none at all, norm="post" for others than the last, or a
             decoder layer that is also another one.
     """
-    if norm not in ("pre", "post"):
-        raise ValueError(f"norm: expected 'pre' or 'post', got {norm!r}")
+    check_model(model)
+    as_choice(norm, "norm", ("pre", "post"))
     sites: dict[Layer, Site] = {}
     called: dict[Layer, Layer] = {}
     for asked in _listed(model, layers):
@@ -128,6 +130,12 @@ def find_sites(
     if not sites:
         raise ValueError("layers: no layer named; expected at least one")
     return list(sites.values()), called
+
+
+def check_model(model: object) -> None:
+    """Raises TypeError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
 
 
 def _outermost_lists(scope: nn.Module) -> Iterable[nn.ModuleList]:
@@ -161,27 +169,34 @@ def _final_norm(parent: nn.Module, layers: nn.ModuleList) -> tuple[str, nn.Modul
 
 def _listed(model: nn.Module, layers: Layers) -> list[Layer]:
     """`layers` as a list of integers and names."""
-    if isinstance(layers, str) or hasattr(layers, "__index__"):
-        layers = [layers]  # type: ignore[list-item]
-    elif callable(layers) and not isinstance(layers, nn.Module):
+    if callable(layers) and not isinstance(layers, (nn.Module, type)):
         chosen = [name for name, _ in model.named_modules() if name and layers(name)]
         if not chosen:
             some = ", ".join(name for name, _ in list(model.named_modules())[1:6])
             raise ValueError(f"layers: the predicate chose none of the modules ({some} …)")
         return list(chosen)
+    return as_layers(layers)
+
+
+def as_layers(layers: object, name: str = "layers") -> list[Layer]:
+    """An index, a name, or several of them, as a list. Raises TypeError."""
+    if isinstance(layers, (str, Integral)):
+        layers = [layers]
     try:
-        items = list(layers)  # type: ignore[arg-type]
+        items = [layers] if isinstance(layers, (bytes, Tensor)) else list(layers)  # type: ignore[call-overload]
     except TypeError as error:
-        raise TypeError(f"layers: expected indices or names, got {layers!r:.80}") from error
-    return [_as_layer(item) for item in items]
+        raise TypeError(f"{name}: expected indices or names, got {shown(layers)}") from error
+    return [_as_layer(item, name) for item in items]
 
 
-def _as_layer(item: object) -> Layer:
+def _as_layer(item: object, name: str) -> Layer:
     if isinstance(item, str):
         return item
-    if isinstance(item, bool) or not hasattr(item, "__index__"):
-        raise TypeError(f"layers: expected indices or names, got {item!r:.80}")
-    return operator.index(item)
+    if isinstance(item, bool) or not isinstance(item, Integral):
+        raise TypeError(f"{name}: expected indices or names, got {shown(item)}")
+    if abs(int(item)) > 2**31:
+        raise ValueError(f"{name}: no model has a layer {shown(item)}")
+    return int(item)
 
 
 def _site(model: nn.Module, asked: Layer) -> Site:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from rsm_torch.cache import RowCache
 from rsm_torch.calibrate import Calibration, calibrate_tau, choose
+from rsm_torch.checks import as_count, as_device, as_flag, as_path, shown
 from rsm_torch.config import RSMConfig
-from rsm_torch.hidden.encoding import Encoder, as_token_ids
+from rsm_torch.hidden.activations import as_texts
+from rsm_torch.hidden.encoding import Encoder, as_mask, as_token_ids
 from rsm_torch.hidden.generation import Generating
 from rsm_torch.hidden.given import GivenStates
 from rsm_torch.hidden.layers import Layer
@@ -23,8 +25,7 @@ from rsm_torch.hidden.rows import Rows, Streams
 from rsm_torch.hidden.saved import load
 from rsm_torch.hidden.store import LabelsGiven, Store
 from rsm_torch.memory import StreamMemory
-from rsm_torch.records import Written
-from rsm_torch.retrieve import AtomScore, ChunkScore
+from rsm_torch.outputs import AtomScore, ChunkScore, Written
 
 Texts = str | Sequence[str] | None
 MAX_ATOMS = 32  # of a stream, unless told
@@ -85,6 +86,14 @@ class HiddenStateMemory(GivenStates):
         keep_texts: bool = False,
         backend: str = "auto",
     ) -> None:
+        for name, value, kind in (
+            ("config", config, RSMConfig),
+            ("calibration", calibration, Calibration),
+        ):
+            if not (value is None or isinstance(value, kind)):
+                raise TypeError(f"{name}: expected {kind.__name__} or None, got {shown(value)}")
+        max_atoms = None if max_atoms is None else as_count(max_atoms, "max_atoms", 1)
+        streams, keep_texts = as_count(streams, "streams", 1), as_flag(keep_texts, "keep_texts")
         self.origin = Origin.of(model, layer, norm, pool, max_length)
         self._encoder = Encoder(model, tokenizer, self.origin, batch_size, cache)
         if config is not None and max_atoms not in (MAX_ATOMS, config.max_atoms):
@@ -93,7 +102,8 @@ class HiddenStateMemory(GivenStates):
                 "it in the config"
             )
         self._config, self._max_atoms, self._keeps_texts = config, max_atoms, keep_texts
-        self._place = (streams, self._encoder.device if device is None else device, backend)
+        where = self._encoder.device if device is None else as_device(device)
+        self._place = (streams, where, backend)
         self._store = None
         if config is not None or calibration is not None:
             self._make(calibration)
@@ -132,7 +142,9 @@ class HiddenStateMemory(GivenStates):
         if self._store is not None and int(self.memory.counts().atoms.sum()):
             raise ValueError("calibrate: states are stored already; calibrate before writing")
         n = _number(texts, input_ids, attention_mask)
-        if n > sample >= 2:
+        sample, remove_mean = as_count(sample, "sample", 2), as_flag(remove_mean, "remove_mean")
+        remove_directions = as_count(remove_directions, "remove_directions", 0)
+        if n > sample:
             pick = choose([0] * n, sample, torch.Generator().manual_seed(0))
             texts = None if texts is None else [texts[at] for at in pick]
             input_ids = None if input_ids is None else input_ids[pick]
@@ -325,7 +337,8 @@ class HiddenStateMemory(GivenStates):
             FileNotFoundError: no memory there.
             ValueError: damaged files; another model, layer, norm or pool than what was saved.
         """
-        saved = load(Path(folder))
+        as_flag(check_weights, "check_weights")
+        saved = load(as_path(folder, "folder"))
         kept = saved.origin
         memory = cls(
             model, tokenizer, kept.layer if layer is None else layer,
@@ -336,6 +349,11 @@ class HiddenStateMemory(GivenStates):
         _, place, backend = memory._place
         tensors = StreamMemory.from_pretrained(saved.place, place, backend)
         memory._check_width(tensors.config)
+        held = tensors.flat().get("labels")
+        if held is not None and held.numel() and int(held.max()) > len(saved.labels):
+            raise ValueError(
+                f"{saved.place}: labels: holds {int(held.max())}, of {len(saved.labels)}"
+            )
         memory._config, memory._keeps_texts = tensors.config, saved.texts is not None
         memory._place = (tensors.streams, place, backend)
         memory._store = Store(tensors, saved.labels, saved.texts)
@@ -349,7 +367,7 @@ def _number(texts: Texts, ids: Tensor | None, mask: Tensor | None) -> int:
     if texts is not None:
         if mask is not None:
             raise TypeError("attention_mask: goes with input_ids, not with texts")
-        if not hasattr(texts, "__len__"):
-            raise TypeError(f"texts: expected a list of strings, got {texts!r:.80}")
-        return 1 if isinstance(texts, str) else len(texts)
-    return len(as_token_ids(ids))
+        return 1 if isinstance(texts, str) else len(as_texts(texts))
+    given = as_token_ids(ids)
+    as_mask(mask, given)
+    return len(given)

@@ -9,7 +9,6 @@ import io
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from rsm_torch.cache import cache_folder, locked
+from rsm_torch.checks import as_device, shown
+from rsm_torch.files import open_regular
 from rsm_torch.hub import ask_hub, no_progress_bars
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -71,8 +72,10 @@ def load_causal_lm(
         ValueError: the tokenizer has neither a padding nor an end-of-text token.
     """
     if not isinstance(spec, (str, Path)):
-        raise TypeError(f"spec: expected a folder or a model id, got {spec!r:.80}")
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        raise TypeError(f"spec: expected a folder or a model id, got {shown(spec)}")
+    if isinstance(device, str) and device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = as_device(device)
     model, tokenizer = _load(str(spec), dtype or "auto", revision)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -190,12 +193,13 @@ def _expanded(model_id: str, file: Path) -> Path:
     folder = shelf / name
     if folder.is_dir():
         return folder
-    with open(shelf / f".{name}.lock", "wb") as lock, locked(lock):
-        for left in shelf.glob(f".{name}.*.tmp"):  # by a process that was killed
-            shutil.rmtree(left)
+    work = shelf / f".{name}.expanding"
+    with open_regular(shelf / f".{name}.lock", "a+b") as lock, locked(lock):
+        if work.exists():  # of a process that was killed: the lock's holder alone makes it
+            shutil.rmtree(work)
         if not folder.is_dir():
             log.info("expanding the weights of %s into %s, once", model_id, folder)
-            work = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=shelf))
+            work.mkdir()
             try:
                 _expand(file, work)
                 os.replace(work, folder)

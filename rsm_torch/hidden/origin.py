@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from rsm_torch.checks import as_choice, as_count, shown
 from rsm_torch.hidden.layers import FINAL, Layer, find_sites
 from rsm_torch.hidden.models import model_name, weights_hash
-
-POOLED = ("mean", "last", "first")
+from rsm_torch.hidden.pooling import POOLED
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,11 @@ class Origin:
         cls, model: nn.Module, layer: Layer, norm: str | None, pool: str, max_length: int | None
     ) -> Origin:
         """The origin of states that `capture(model, layer, pool, norm=norm)` gives."""
-        if pool not in POOLED:
-            raise ValueError(f"pool: expected one of {', '.join(POOLED)}, got {pool!r}")
-        if max_length is not None and (type(max_length) is not int or max_length < 1):
-            raise ValueError(f"max_length: expected at least 1, or None, got {max_length!r}")
+        as_choice(pool, "pool", POOLED)
+        max_length = None if max_length is None else as_count(max_length, "max_length", 1)
         if not isinstance(layer, (int, str)) or isinstance(layer, bool):
-            raise TypeError(f"layer: expected one index or name, got {layer!r:.80}")
-        (site,), _ = find_sites(model, layer, norm or "pre")
+            raise TypeError(f"layer: expected one index or name, got {shown(layer)}")
+        (site,), _ = find_sites(model, layer, "pre" if norm is None else norm)
         name, digest = model_name(model), weights_hash(model)
         return cls(name, digest, site.key, site.norm, pool, max_length)
 
@@ -55,13 +53,17 @@ class Origin:
 
     def check_states(self, layer: Layer, norm: str | None) -> None:
         """Raises ValueError unless states of `layer` and `norm` are of the kind held."""
+        if not isinstance(layer, (int, str)) or isinstance(layer, bool):
+            raise TypeError(f"layer: expected one index or name, got {shown(layer)}")
+        if norm is not None:
+            as_choice(norm, "norm", ("pre", "post"))
         if layer == FINAL and self.norm == "post":
             layer = self.layer
         for name, held, given in (("layer", self.layer, layer), ("norm", self.norm, norm)):
             if held != given:
                 raise ValueError(
                     f"{name}: this memory holds states of {name} {held!r}, those given are of "
-                    f"{name} {given!r}; they do not compare"
+                    f"{name} {shown(given)}; they do not compare"
                 )
 
     def check_same(self, other: Origin, weights: bool = True) -> None:
@@ -87,4 +89,14 @@ class Origin:
         known = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or set(values) != known:
             raise ValueError(f"origin: expected {', '.join(sorted(known))}, got {values!r:.200}")
+        for name in ("model", "weights", "layer"):
+            if type(values[name]) is not str and not (
+                name == "layer" and type(values[name]) is int
+            ):
+                raise ValueError(f"origin: {name} cannot be {shown(values[name])}")
+        as_choice(values["pool"], "pool", POOLED)
+        if values["norm"] is not None:
+            as_choice(values["norm"], "norm", ("pre", "post"))
+        if values["max_length"] is not None:
+            as_count(values["max_length"], "max_length", 1)
         return cls(**values)

@@ -5,29 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-POOLS = ("last", "mean", "first", "none")
+from rsm_torch.checks import as_choice, is_dense, shown
+
+POOLED = ("mean", "last", "first")
+POOLS = (*POOLED, "none")
 Span = tuple[int, int | None]
 
 
 def check_pooling(pool: str, mask: object, span: object) -> None:
     """Raises ValueError or TypeError unless these go together."""
-    if pool not in POOLS:
-        raise ValueError(f"pool: expected one of {', '.join(POOLS)}, got {pool!r}")
+    as_choice(pool, "pool", POOLS)
     if pool == "none" and (mask is not None or span is not None):
         raise ValueError("pool: 'none' gives every token; choose among them afterwards")
-    if mask is not None and not isinstance(mask, Tensor):
+    if mask is not None and not (isinstance(mask, Tensor) and is_dense(mask)):
         raise TypeError(f"mask: expected a tensor [batch, tokens], got {type(mask).__name__}")
     if isinstance(mask, Tensor) and mask.dim() != 2:
         raise ValueError(f"mask: expected [batch, tokens], got shape {tuple(mask.shape)}")
     if span is not None and not _is_span(span):
-        raise TypeError(f"span: expected (start, stop) of integers, stop may be None, got {span!r}")
+        raise TypeError(
+            f"span: expected (start, stop) of integers, stop may be None, got {shown(span)}"
+        )
 
 
 def _is_span(span: object) -> bool:
     if not isinstance(span, (tuple, list)) or len(span) != 2:
         return False
-    start, stop = span
-    return type(start) is int and (stop is None or type(stop) is int)
+    ends = [end for end in (span[0], 0 if span[1] is None else span[1]) if type(end) is int]
+    return len(ends) == 2 and all(-(2**62) < end < 2**62 for end in ends)
 
 
 def counted_tokens(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rsm_torch.checks import named
+from rsm_torch.checks import as_count, as_list, as_tensor, is_dense, named
 
 Streams = int | Sequence[int] | Tensor | None  # a slot for all items, or one for each
 
@@ -69,29 +70,25 @@ class Rows:
 
 def _slots(given: Streams, n: int) -> list[int]:
     streams: Any = 0 if given is None else given
-    if isinstance(streams, Tensor):
-        streams = streams.tolist()
-    if isinstance(streams, (str, bytes)) or not hasattr(streams, "__len__"):
+    if isinstance(streams, Integral) or (isinstance(streams, Tensor) and streams.dim() == 0):
         return [_slot(streams)] * n
-    if len(streams) != n:
-        raise ValueError(f"streams: expected one for each of {n} items, got {len(streams)}")
-    return [_slot(slot) for slot in streams]
+    each = as_list(streams, "streams", "slots (integers from 0)")
+    if len(each) != n:
+        raise ValueError(f"streams: expected one for each of {n} items, got {len(each)}")
+    return [_slot(slot) for slot in each]
 
 
 def _slot(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"streams: expected slots (integers from 0), got {value!r:.80}")
-    return value.__index__()
+    if isinstance(value, Tensor) and is_dense(value) and value.dim() == 0:
+        value = value.item()
+    return as_count(value, "streams", 0)
 
 
 def per_item(values: Any, name: str, n: int, dtype: torch.dtype) -> Tensor | None:
     """[n] numbers, or None. Raises TypeError for what is none, ValueError for more or fewer."""
     if values is None:
         return None
-    try:
-        found = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name}: expected numbers, got {values!r:.80}") from error
+    found = as_tensor(values, name, "numbers")
     if found.shape != (n,):
         raise ValueError(f"{name}: expected one for each of {n} items, got {tuple(found.shape)}")
     if dtype == torch.int64 and (found.is_floating_point() or found.dtype == torch.bool):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import fcntl
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -13,12 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rsm_torch.checks import named
+from rsm_torch.checks import (
+    as_choice,
+    as_count,
+    as_integers,
+    as_list,
+    as_path,
+    as_tensor,
+    named,
+    shown,
+)
+from rsm_torch.files import open_regular, read_file
 from rsm_torch.hidden.encoding import check_finite
 from rsm_torch.hidden.layers import FINAL, Layer
-from rsm_torch.hidden.pooling import pool_states
+from rsm_torch.hidden.pooling import POOLED, pool_states
+from rsm_torch.io import unpacked
 
 EMBEDDINGS = "embeddings"  # what vLLM calls layer 0, which is no decoder layer
+LONGEST = 2**22  # tokens of a prompt or an answer
 SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")  # what vLLM makes ids unique by, inside
 
 
@@ -47,8 +59,7 @@ class ServedStates:
             KeyError: a layer that is not there.
             ValueError: states that are not finite, by layer and token; another pool.
         """
-        if pool not in ("mean", "last", "first"):
-            raise ValueError(f"pool: expected mean, last or first, got {pool!r}")
+        as_choice(pool, "pool", POOLED)
         states = self.states[:, self.place(layer)]
         try:
             check_finite(states, layer, [str(token) for token in range(len(states))])
@@ -59,9 +70,10 @@ class ServedStates:
 
     def place(self, layer: Layer) -> int:
         """Where along L a layer is. KeyError if it is not there."""
-        if layer not in self.layers:
+        if not isinstance(layer, (int, str)) or layer not in self.layers:
             raise KeyError(
-                f"layer {layer!r}: request {self.request_id!r} has layers {named(list(self.layers))}"
+                f"layer {shown(layer)}: request {self.request_id!r} has layers "
+                f"{named(list(self.layers))}"
             )
         return self.layers.index(layer)
 
@@ -80,6 +92,8 @@ def read_vllm(
     Args:
         source: the file; or an output of `LLM.generate` (or a server's answer as a dict) whose
             `kv_transfer_params` name it, which is then checked against the output's own tokens.
+            vLLM names a path on this machine, and the file there is read: take outputs only from
+            an engine that you trust as you trust your own files, or give the path yourself.
         layer_ids: the engine's `eagle_aux_hidden_state_layer_ids`, which the file does not hold.
             vLLM's id k is the state after k layers, `capture`'s layer k - 1; the number of layers
             is the last layer's, not normalised. 0 is "embeddings".
@@ -90,15 +104,15 @@ def read_vllm(
         FileNotFoundError: no such file.
         ValueError: a file that is truncated or something else; lengths that do not match.
     """
-    if isinstance(layer_ids, str) or not hasattr(layer_ids, "__len__"):
-        raise TypeError(f"layer_ids: expected a list of integers, got {layer_ids!r:.80}")
-    if wrong := [k for k in layer_ids if not hasattr(k, "__index__") or operator.index(k) < 0]:
-        raise ValueError(f"layer_ids: expected integers from 0, got {named(wrong)}")
-    expected = None if tokens is None else [torch.as_tensor(tokens).flatten().tolist()]
+    given = as_list(layer_ids, "layer_ids", "a list of integers")
+    layer_ids = [as_count(k, "layer_ids", 0) for k in given]
+    expected = (
+        None if tokens is None else [as_tensor(tokens, "tokens", "integers").flatten().tolist()]
+    )
     path = source
     if not isinstance(source, (str, Path)):
         params = _field(source, "kv_transfer_params")
-        path = None if params is None else params.get("hidden_states_path")
+        path = params.get("hidden_states_path") if isinstance(params, Mapping) else None
         if path is None:
             raise ValueError(
                 "source: its kv_transfer_params name no hidden_states_path; start the engine with "
@@ -107,9 +121,9 @@ def read_vllm(
             )
         request_id = _request_id(source) if request_id is None else request_id
         expected = expected or _vllm_tokens(source)
-    file = Path(path)
+    file = as_path(path, "source")
     found = _read_tensors(file)
-    states, ids = found["hidden_states"], found["token_ids"].to(torch.int64).flatten()
+    states, ids = found["hidden_states"], as_integers(found["token_ids"].flatten(), "token_ids", 1)
     if states.dim() != 3 or not states.is_floating_point():
         raise ValueError(
             f"{file}: hidden_states is {states.dtype} {tuple(states.shape)}, expected floating "
@@ -127,27 +141,19 @@ def read_vllm(
         )
     if expected is not None:
         _check_tokens(ids.tolist(), expected, file)
-    layers = tuple(operator.index(k) - 1 if k else EMBEDDINGS for k in layer_ids)
+    layers = tuple(k - 1 if k else EMBEDDINGS for k in layer_ids)
     return ServedStates(request_id or file.stem, ids, states, layers, "pre")
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, after whoever holds its `.lock` has let go of it."""
-    import fcntl
-
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     lock = Path(f"{file}.lock")
-    with open(lock, "rb") if lock.exists() else nullcontext() as held:
+    with open_regular(lock, follow=True) if lock.exists() else nullcontext() as held:
         if held is not None:
             fcntl.flock(held, fcntl.LOCK_SH)  # the engine writes under an exclusive lock
-        if not file.is_file():
+        if not file.exists():
             raise FileNotFoundError(f"{file}: no such file")
-        try:
-            found = load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file}: not a whole safetensors file ({error})") from error
+        found = unpacked(file, read_file(file, None, follow=True))
     if missing := {"hidden_states", "token_ids"} - set(found):
         raise ValueError(f"{file}: no {named(sorted(missing))} in it, but {named(sorted(found))}")
     return found
@@ -200,7 +206,9 @@ def read_sglang(
         ValueError: lengths that do not match; no states in the answer.
     """
     if isinstance(response, (list, tuple)):
-        prompts = [None] * len(response) if prompt_ids is None else list(prompt_ids)
+        lists = "a list of token ids for each answer"
+        prompts = [None] * len(response)
+        prompts = prompts if prompt_ids is None else as_list(prompt_ids, "prompt_ids", lists)
         if len(prompts) != len(response):
             raise ValueError(f"prompt_ids: {len(prompts)} for {len(response)} answers")
         return [_sglang(one, ids) for one, ids in zip(response, prompts, strict=True)]
@@ -209,8 +217,12 @@ def read_sglang(
 
 def _sglang(response: Any, prompt_ids: Any) -> ServedStates:
     meta = _field(response, "meta_info")
-    found = meta.get("hidden_states") if isinstance(meta, Mapping) else None
-    if found is None or len(found) == 0:
+    found: Any = meta.get("hidden_states") if isinstance(meta, Mapping) else None
+    if (
+        not hasattr(found, "__getitem__")
+        or isinstance(found, (str, bytes, Mapping))
+        or not _len(found)
+    ):
         raise ValueError(
             "response: no hidden_states in its meta_info; start the engine with "
             "enable_return_hidden_states=True and ask with return_hidden_states=True"
@@ -219,29 +231,28 @@ def _sglang(response: Any, prompt_ids: Any) -> ServedStates:
     states = _blocks(found, name)
     prompt, made = (_count(meta, what, name) for what in ("prompt_tokens", "completion_tokens"))
     fed = prompt + max(made - 1, 0)
-    ids = _sglang_tokens(response, prompt_ids, prompt, made, name)
-    last_alone = len(states) == 1 and fed > 1 and len(found) == 1
+    last_alone = len(states) == 1 and fed > 1 and _len(found) == 1
     one = torch.as_tensor(found[0]).dim() == 1 if last_alone else False
-    if one:
-        ids = ids[-1:]
-    elif len(states) != fed:
-        cached = int(meta.get("cached_tokens") or 0)
+    if not one and len(states) != fed:
+        cached = meta.get("cached_tokens")
         raise ValueError(
             f"request {name!r}: states of {len(states)} tokens, expected {fed} ({prompt} of the "
             f"prompt and {max(made - 1, 0)} generated)"
-            + (f"; {cached} came from the prefix cache" if cached else "")
+            + (f"; {cached} came from the prefix cache" if type(cached) is int and cached else "")
             + ": run the engine with disable_radix_cache=True and chunked_prefill_size=-1"
         )
-    return ServedStates(name, ids, states[:, None], (FINAL,), "post")
+    ids = _sglang_tokens(response, prompt_ids, prompt, made, name)
+    return ServedStates(name, ids[-1:] if one else ids, states[:, None], (FINAL,), "post")
 
 
 def _count(meta: Mapping[str, Any], what: str, name: str) -> int:
-    try:
-        return int(meta[what])
-    except (KeyError, TypeError, ValueError) as error:
+    found = meta.get(what)
+    if type(found) is not int or not 0 <= found <= LONGEST:
         raise ValueError(
-            f"request {name!r}: its meta_info has no number of {what}, but {meta.get(what)!r:.80}"
-        ) from error
+            f"request {name!r}: its meta_info has no number of {what} to {LONGEST}, but "
+            f"{shown(found)}"
+        )
+    return found
 
 
 def _blocks(blocks: Any, name: str) -> Tensor:
@@ -249,8 +260,8 @@ def _blocks(blocks: Any, name: str) -> Tensor:
     parts = []
     for number, block in enumerate(blocks):
         try:
-            part = torch.as_tensor(block)
-        except (TypeError, ValueError, RuntimeError) as error:
+            part = as_tensor(block, "block", "numbers [tokens, width]")
+        except TypeError as error:
             raise ValueError(
                 f"request {name!r}: block {number} of its hidden_states is not numbers [tokens, "
                 f"width]: {error}"
@@ -271,14 +282,15 @@ def _sglang_tokens(response: Any, prompt_ids: Any, prompt: int, made: int, name:
     """[fed] ids of the tokens that were fed, -1 where the answer does not say."""
     out = _field(response, "output_ids")
     out = _field(response, "token_ids") if out is None else out
-    for what, ids, number in (("prompt_ids", prompt_ids, prompt), ("output_ids", out, made)):
-        if ids is not None and len(ids) != number:
+    parts = []
+    for what, given, number in (("prompt_ids", prompt_ids, prompt), ("output_ids", out, made)):
+        ids = torch.full((number,), -1) if given is None else as_integers(given, what, 1)
+        if len(ids) != number:
             raise ValueError(
                 f"request {name!r}: {len(ids)} {what}, but its meta_info counts {number} tokens"
             )
-    first = [-1] * prompt if prompt_ids is None else [int(at) for at in prompt_ids]
-    then = [-1] * made if out is None else [int(at) for at in out]
-    return torch.tensor([*first, *then[:-1]], dtype=torch.int64)
+        parts.append(ids)
+    return torch.cat([parts[0], parts[1][:-1]])
 
 
 # Both
@@ -295,6 +307,10 @@ def match_requests(requests: Sequence[Any], states: Sequence[ServedStates]) -> l
     Raises:
         ValueError: an id that comes twice, has no states, or was not asked for.
     """
+    requests = as_list(requests, "requests", "a list of ids or outputs")
+    states = as_list(states, "states", "a list of ServedStates")
+    if wrong := [one for one in states if not isinstance(one, ServedStates)]:
+        raise TypeError(f"states: expected a list of ServedStates, got {shown(wrong[0])} in it")
     wanted = [one if isinstance(one, str) else _request_id(one) for one in requests]
     known = set(wanted)
     found = [
@@ -316,10 +332,18 @@ def _field(source: Any, name: str) -> Any:
     return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
 
 
+def _len(blocks: Any) -> int:
+    """The blocks of an answer; 0 of what has none."""
+    try:
+        return len(blocks)
+    except (TypeError, RuntimeError):  # of a tensor without dimensions, or nested
+        return 0
+
+
 def _request_id(output: Any) -> str:
     meta = _field(output, "meta_info")
     for source, name in ((output, "request_id"), (output, "id"), (meta, "id")):
         found = None if source is None else _field(source, name)
         if found is not None:
-            return str(found)
-    raise ValueError(f"requests: no request_id or id in {output!r:.80}")
+            return found if isinstance(found, str) else shown(found)
+    raise ValueError(f"requests: no request_id or id in {shown(output)}")

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rsm_torch.checks import as_list
 from rsm_torch.hidden.blocks import write_in_blocks
 from rsm_torch.hidden.labels import Label, Labels
-from rsm_torch.hidden.recalled import Recalled, codes_of
+from rsm_torch.hidden.recalled import Recalled
 from rsm_torch.hidden.rows import Rows, per_item
 from rsm_torch.memory import StreamMemory
-from rsm_torch.records import Written
+from rsm_torch.outputs import Written
 
 LabelsGiven = Sequence[Label | None] | Tensor | None
 
@@ -77,11 +78,11 @@ class Store:
         codes, known = None, self.labels
         if labels is not None:
             shape = tuple(states.shape[:2])
+            wanted = f"{shape[0]} lists of {shape[1]}"
+            labels = [as_list(row, "labels", wanted) for row in as_list(labels, "labels", wanted)]
             got = [len(row) for row in labels]
             if got != [shape[1]] * shape[0]:
-                raise ValueError(
-                    f"labels: expected {shape[0]} lists of {shape[1]}, got {got!r:.80}"
-                )
+                raise ValueError(f"labels: expected {wanted}, got {got!r:.80}")
             codes, known = self.encode([one for row in labels for one in row], shape[0] * shape[1])
             codes = None if codes is None else codes.view(shape)
         written = write_in_blocks(self.memory, states, streams, lengths, times, codes, ids)
@@ -100,7 +101,7 @@ class Store:
         """What `StreamMemory.search(…, *how)` finds for n states [n, D]."""
         memory = self.memory
         hits = memory.search(rows.spread(states), rows.slots, *how)
-        codes = codes_of(memory.bank, rows.slots, hits.ids)
+        codes = memory.labels_of(hits.ids, rows.slots)
         ids, scores, atoms, codes = map(rows.collect, (hits.ids, hits.scores, hits.atoms, codes))
         texts = None
         if self.texts is not None:
@@ -128,7 +129,7 @@ class Store:
         size["label_names"] = sum(
             len(str(name).encode("utf-8", "replace")) for name in self.labels.names
         )
-        size["total"] += size["texts"] + size["label_names"]
+        size["total"] = size["reserved"] + size["texts"] + size["label_names"]
         return size
 
     def keep(self, texts: Mapping[int, str]) -> None:
@@ -140,5 +141,5 @@ class Store:
     def prune(self, removed: bool = False) -> None:
         """Drop texts of items that are gone. Limits make items go too."""
         if self.texts and (removed or self.memory.config.capped):
-            held = set(self.memory.bank.ids.flatten().tolist())
+            held = set(self.memory.ids().tolist())
             self.texts = {at: text for at, text in self.texts.items() if at in held}

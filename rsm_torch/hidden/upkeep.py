@@ -8,11 +8,12 @@ from pathlib import Path
 from torch import Tensor
 
 from rsm_torch.calibrate import Calibration
+from rsm_torch.checks import as_path
 from rsm_torch.hidden.origin import Origin
 from rsm_torch.hidden.saved import save
 from rsm_torch.hidden.store import Store
 from rsm_torch.memory import StreamMemory
-from rsm_torch.records import Counts
+from rsm_torch.outputs import Counts
 
 
 class Upkeep:
@@ -48,7 +49,7 @@ class Upkeep:
         return self.memory.counts(streams)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes by kind of tensor, of "texts" and "label_names" in UTF-8, and the "total"."""
+        """As `StreamMemory.nbytes`, of "texts" and "label_names" in UTF-8, and the "total"."""
         return self._ready.nbytes()
 
     def forget(
@@ -63,4 +64,4 @@ class Upkeep:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write all but the model into `folder`; an older memory there stays until it is whole."""
-        save(Path(folder), self._ready, self.origin)
+        save(as_path(folder, "folder"), self._ready, self.origin)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,11 @@ class FloatCodec:
 
     def decode(self, parts: Mapping[str, Tensor]) -> Tensor:
         return parts["codes"].float()
+
+    def floats(self, codes: np.ndarray, scale: Any = None) -> np.ndarray:
+        if codes.dtype == np.uint16:  # bfloat16, as NumPy sees it
+            return (codes.astype(np.uint32) << 16).view(np.float32)
+        return codes.astype(np.float32, copy=False)
 
     def scores(self, x: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         return x @ parts["codes"].float().mT

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +36,9 @@ class Int8Codec:
 
     def decode(self, parts: Mapping[str, Tensor]) -> Tensor:
         return parts["codes"].float() * parts["scale"][..., None]
+
+    def floats(self, codes: np.ndarray, scale: Any) -> np.ndarray:
+        return codes.astype(np.float32) * scale[..., None]
 
     def scores(self, x: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         return (x @ parts["codes"].float().mT) * parts["scale"][..., None, :]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -85,6 +87,12 @@ class PQCodec:
 
     def decode(self, parts: Mapping[str, Tensor]) -> Tensor:
         return self._look_up(parts["codes"]) * parts["scale"][..., None]
+
+    def floats(self, codes: np.ndarray, scale: Any) -> np.ndarray:
+        book = self.codebook.numpy()
+        m, _, d = book.shape
+        rows = book[np.arange(m), codes].reshape(*codes.shape[:-1], m * d)[..., : self.width]
+        return rows * scale[..., None]
 
     def _look_up(self, codes: Tensor) -> Tensor:
         """The codewords of codes [..., m], side by side: [..., D]."""

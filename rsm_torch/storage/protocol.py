@@ -12,8 +12,9 @@ Rows are unit vectors, or zero where a place is empty. Two promises hold for all
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,9 @@ class Codec(Protocol):
 
     def decode(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The rows [..., D] that parts stand for, float32."""
+
+    def floats(self, codes: np.ndarray, scale: Any) -> np.ndarray:
+        """`decode` of NumPy arrays on a CPU (bfloat16 as uint16), on the calling thread alone."""
 
     def scores(self, x: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Inner products [..., T, n] of x [..., T, D] float32 with the rows of parts [..., n].
