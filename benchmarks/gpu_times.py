@@ -1,7 +1,7 @@
-"""The clock of gpu.py: CUDA graphs replayed, beside their floors and the same in torch.
+"""The clock of gpu.py: CUDA graphs replayed, beside their floors.
 
 Eager calls of small kernels measure how fast Python launches them. So whatever can be captured is
-timed as a replay, and eagerly as well; torch's own gate waits for the device and is timed eagerly.
+timed as a replay, and eagerly as well.
 """
 
 from __future__ import annotations
@@ -12,93 +12,34 @@ from typing import Any
 
 import floors
 from floors import H200, Work
-from gpu_inputs import (
-    clustered,
-    gate_call,
-    memory_calls,
-    pairs_call,
-    random_memory,
-    restore,
-    search_call,
-    snapshot,
-)
+from gpu_inputs import clustered, memory_calls, random_memory, restore, snapshot
 
 REPEATS = 30
 WARM_UP = 3  # calls before a capture
 
 
-def timed(device, shape: tuple[int, int, int, int, int], dtype) -> list[dict[str, Any]]:
-    """Medians of every operator, and of whole writes and searches, at one shape."""
+def timed(device, shape: tuple[int, int, int, int], dtype) -> list[dict[str, Any]]:
+    """Medians of whole calls at one shape, the memory put back before each, with the share of its
+    floor that each kernel reaches."""
     import torch
 
-    B, T, _, _, D = shape
-    generator = torch.Generator(device).manual_seed(3)
-    x = clustered(B, T, D, generator, device).to(dtype).float()
-    rows = operators(random_memory(device, shape, dtype), x, shape, dtype)
-    torch.cuda.empty_cache()
-    return rows + whole(device, x, shape, dtype)
-
-
-def operators(memory, x, shape, dtype) -> list[dict[str, Any]]:
-    """The gate and the search alone, with the share of its floor that each kernel reaches."""
-    B, T, N, _, D = shape
-    atoms = int(memory.counts().atoms.max())
-    q, size = x[:, :1].contiguous(), memory.bank.members.element_size()
-    looked = min(1.0, 5 / max(1, atoms))
-    best, scan = floors.best_member(B, T, N, D, size), floors.scan(B, T, atoms, D)
-    score_atoms = floors.score_atoms(B, 1, atoms, D, size)
-    score_members = floors.score_members(B, 1, N, D, size, looked)
-    scans = {("products", "scan"): scan}
-    rank = memory.config.rank
-    pairs = floors.leading_pairs(B * T, rank + T, rank)
-    jobs = (
-        ("gate", gate_call, x, {}, {("best_member",): best, **scans}, "chunkwise"),
-        ("gate, centroid", gate_call, x, {"gate": "centroid"}, scans, "chunkwise"),
-        (
-            "search", search_call, q, {},
-            {("score_atoms",): score_atoms, ("score_members",): score_members}, "batched",
-        ),
-        ("pairs", pairs_call, x, {}, {("leading_pairs",): pairs}, "batched"),
-    )  # fmt: skip
-    rows = []
-    for name, make, inputs, settings, works, other in jobs:
-        call = make(memory, inputs, **settings)
-        floor = sum(works.values(), Work(0.0)).seconds(H200)
-        row = described(name, shape, atoms, dtype) | times(call, floor)
-        row["torch_seconds"] = median_seconds(make(memory, inputs, backend=other, **settings))
-        row["kernels"] = shares(kernel_seconds(call), works)
-        rows.append(row)
-        report(row)
-    return rows
-
-
-def whole(device, x, shape, dtype) -> list[dict[str, Any]]:
-    """`StreamMemory.write` and `search`, check=False, the memory put back before each call."""
-    B, T, N, _, D = shape
-    memory = random_memory(device, (B, T, N, 0, D), dtype, writes=WARM_UP + 2)
-    atoms, size = int(memory.counts().atoms.max()), memory.bank.members.element_size()
-    looked, start = min(1.0, 5 / max(1, atoms)), snapshot(memory)
-    works = {
-        "write": floors.write(B, T, N, atoms, D, size),
-        "search": floors.search(B, 1, N, atoms, 2, D, size, looked),
-    }
-
-    def put_back():
-        restore(memory, start)
-        memory.reserve()  # the host counts what was possible; this reads what is true
-
+    B, T, N, D = shape
+    x = clustered(B, T, D, torch.Generator(device).manual_seed(3), device)
+    memory = random_memory(device, shape, dtype, writes=WARM_UP + 2)
+    memory.warm_up()
+    atoms, start = int(memory.counts().atoms.max()), snapshot(memory)
+    works = floors.works(floors.Shape(B, T, N, atoms, D, dtype.itemsize))
     rows = []
     for name, call in memory_calls(memory, x).items():
-        row = described(f"memory.{name}", shape, atoms, dtype)
-        row |= times(call, works[name].seconds(H200), put_back)
+        mine = {kernels: works[kernels] for kernels in floors.OF[name]}
+        row = {"op": name, "B": B, "T": T, "N": N, "D": D, "atoms": atoms, "dtype": str(dtype)}
+        floor = sum(mine.values(), Work(0.0)).seconds(H200)
+        row |= times(call, floor, lambda: restore(memory, start))
+        restore(memory, start)
+        row["kernels"] = shares(kernel_seconds(call, 1), mine)
         rows.append(row)
         report(row)
     return rows
-
-
-def described(name: str, shape: tuple[int, int, int, int, int], atoms: int, dtype) -> dict:
-    B, T, N, _, D = shape
-    return {"op": name, "B": B, "T": T, "N": N, "D": D, "atoms": atoms, "dtype": str(dtype)}
 
 
 def report(row: dict[str, Any]) -> None:

@@ -9,10 +9,12 @@ import functools
 import importlib.util
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 LEAST_CAPABILITY = (8, 0)  # the first NVIDIA architecture with bfloat16 and asynchronous copies
+MOST_REGISTERS = 255  # of a thread
 KIB = 1024
 AMD_SHARED = 64 * KIB
 
@@ -69,6 +71,26 @@ def device_of(device: torch.device) -> Device:
     if interpreted():
         return INTERPRETER
     return _read(device if device.index is not None else torch.device("cuda", 0))
+
+
+def options(device: torch.device, warps: int, stages: int = 1) -> dict[str, Any]:
+    """What a launch by so many warps tells the compiler beside its arguments."""
+    # Fusion is said outright: Triton's default is changing, and warns. Left alone, ptxas spills a
+    # little here and there to fit one more program on a multiprocessor; a thread of more than eight
+    # warps cannot have so many registers.
+    limit = warps <= 8 and device_of(device).arch.startswith("sm_")
+    return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True} | (
+        {"maxnreg": MOST_REGISTERS} if limit else {}
+    )
+
+
+def barrier_warps(device: torch.device, warps: int) -> int:
+    """Warps of a program whose threads read from global memory what others of them stored.
+
+    On AMD one: the barrier, as compiled there, does not wait for stores to global memory, and the
+    lanes of one warp need none.
+    """
+    return 1 if device_of(device).arch.startswith("gfx") else warps
 
 
 @functools.cache

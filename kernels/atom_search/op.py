@@ -1,131 +1,180 @@
-"""The fused search as a torch operator: its kernels, and top-k of their keys between them.
-
-It asks the device for no value, so it can be captured in a CUDA graph.
-"""
+"""The order of the search's kernels. Nothing is read back from the device, so that a search can be
+captured in a CUDA graph."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rsm_kernels import runtime
 from rsm_kernels.atom_search import launch
+from rsm_kernels.rows import Atoms, Rows, Streams
+from rsm_kernels.rows.op import layout, single
+from rsm_kernels.runtime import barrier_warps, options
 
-OPTIONS = {"enable_fp_fusion": True}  # said outright: Triton's default is changing, and warns
-SIGN = 2**31 - 1
-
-
-@torch.library.custom_op("rsm_kernels::atom_search", mutates_args=())
-def atom_search(
-    q: Tensor, slots: Tensor, sums: Tensor, basis: Tensor, n_atoms: Tensor, members: Tensor,
-    member_atom: Tensor, n_members: Tensor,
-    top_atoms: int, top_k: int, atom_score: str, chunk_score: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See `rsm_kernels.atom_search.atom_search`."""
-    (B, Q, _), M, N = q.shape, sums.shape[1], members.shape[1]
-    places = torch.full((B, Q, top_k), -1, dtype=torch.int64, device=q.device)
-    scores = torch.full((B, Q, top_k), float("-inf"), dtype=q.dtype, device=q.device)
-    if 0 in (B, Q, M, N):
-        return places, scores
-    with torch.cuda.device_of(q):
-        search = Search(
-            q, slots, sums, basis, n_atoms, members, member_atom, n_members,
-            chunk_score == "subspace",
-        )  # fmt: skip
-        atoms, parts = search.atom_keys(atom_score)
-        index = unpack(atoms.topk(min(top_atoms, M)).values)[1]
-        chosen = torch.zeros((B, Q, M), dtype=torch.uint8, device=q.device).scatter_(2, index, 1)
-        k = min(top_k, N)
-        keys = search.member_keys(chosen, parts)
-        found, place = unpack(keys.topk(k).values)
-    scores[..., :k] = found
-    places[..., :k] = torch.where(found > float("-inf"), place, -1)
-    return places, scores
+BK = 256  # keys that are looked at at once
+RANKED = 1024  # hits up to which each finds its place by counting those above it
 
 
-@atom_search.register_fake
-def _(
-    q, slots, sums, basis, n_atoms, members, member_atom, n_members,
-    top_atoms, top_k, atom_score, chunk_score,
-):  # fmt: skip
-    shape = (*q.shape[:2], top_k)
-    return q.new_empty(shape, dtype=torch.int64), q.new_empty(shape)
+@dataclass(frozen=True)
+class Read:
+    """What to look for: as in `StreamMemory.search`."""
+
+    top_atoms: int
+    top_k: int
+    atom_score: str
+    chunk_score: str
 
 
-def unpack(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and indices of the keys that `fused.rank_key` made."""
-    ordered = (keys >> 32).to(torch.int32)
-    bits = ordered ^ ((ordered >> 31) & SIGN)
-    return bits.view(torch.float32), SIGN - (keys & (2**32 - 1))
+@dataclass(frozen=True)
+class Found:
+    """`ids` int64, `scores` float32, `atoms` int64 [b, Q, top_k], best first; -1, -inf and -1 where
+    there are fewer."""
+
+    ids: Tensor
+    scores: Tensor
+    atoms: Tensor
 
 
-def dense(rows: Tensor) -> Tensor:
-    """`rows` with neighbours of the last dimension beside each other; a copy only if they are not."""
-    return rows if rows.stride(-1) == 1 or rows.shape[-1] <= 1 else rows.contiguous()
+def search(q: Tensor, streams: Streams, rows: Rows, atoms: Atoms, read: Read) -> Found:
+    """The best members inside the best atoms of each stream, for queries q [b, Q, D] of any length
+    and floating dtype. Where no members are kept, each atom stands for itself by its centroid."""
+    (b, Q, D), device = q.shape, q.device
+    shape = (b, Q, read.top_k)
+    out = Found(
+        torch.empty(shape, dtype=torch.int64, device=device), torch.empty(shape, device=device),
+        torch.empty(shape, dtype=torch.int64, device=device),
+    )  # fmt: skip
+    if b and Q:
+        unit = single(q.reshape(b * Q, D)).view(b, Q, D)
+        for part, asked in pieces(streams, Q, atoms.rank):
+            whole = asked == slice(0, Q)
+            some = unit[part] if whole else unit[part, asked].contiguous()
+            mine = Found(*(t[part, asked] for t in (out.ids, out.scores, out.atoms)))
+            Call(some, streams[part], rows, atoms, read).run(mine, Q)
+    return out
 
 
-class Search:
-    """The kernels of one call, with the tensors they share."""
+def pieces(streams: Streams, Q: int, K: int) -> Iterator[tuple[slice, slice]]:
+    """Streams and queries whose tables together hold at most `launch.PIECE` keys, or one of each."""
+    numbers = (2 * (streams.rows + launch.RUNS[1]) + streams.handles * (1 + K)).tolist()
+    step = max(1, min(Q, launch.PIECE // max(numbers)))
+    for q0 in range(0, Q, step):
+        asked = slice(q0, min(Q, q0 + step))
+        first = total = 0
+        for at, n in enumerate(numbers):
+            n *= asked.stop - asked.start
+            if total + n > launch.PIECE and at > first:
+                yield slice(first, at), asked
+                first, total = at, 0
+            total += n
+        yield slice(first, len(numbers)), asked
 
-    def __init__(
-        self, q: Tensor, slots: Tensor, sums: Tensor, basis: Tensor, n_atoms: Tensor,
-        members: Tensor, member_atom: Tensor, n_members: Tensor, subspace: bool,
-    ) -> None:  # fmt: skip
-        self.q, self.slots = q.contiguous(), slots
-        self.sums, self.basis, self.n_atoms = dense(sums), dense(basis), n_atoms
-        self.members, self.owner, self.n_members = dense(members), dense(member_atom), n_members
-        self.B, self.Q, self.D = q.shape
-        self.M, self.K, self.N = sums.shape[1], basis.shape[2], members.shape[1]
-        self.subspace = subspace
-        self.chosen = launch.choose(self.D, subspace, runtime.device_of(q.device))
 
-    def atom_keys(self, atom_score: str) -> tuple[Tensor, Tensor]:
-        """Keys of atoms [B, Q, M], and u_j·q [B, Q, M, K] if the members' scores need them."""
+class Call:
+    """The kernels of one piece, with the tables they share."""
+
+    def __init__(self, q: Tensor, streams: Streams, rows: Rows, atoms: Atoms, read: Read) -> None:
+        self.q, self.rows, self.atoms, self.read = q, rows, atoms, read
+        (b, self.Q, self.D), device = q.shape, q.device
+        self.kind = rows.coded.kind
+        self.subspace = read.chunk_score == "subspace" and self.kind != "none"
+        coefficients = self.kind == "coefficients"
+        known = runtime.device_of(device)
+        self.tile = launch.choose(self.D, self.subspace or coefficients)
+        members = int(streams.rows.sum())
+        run = launch.run(members * self.Q, known)
+        items = int((-(-streams.rows // run)).sum()) if self.kind != "none" else 0
+        tiles = int((-(-streams.handles // self.tile.rows)).sum())
+        cut = (items, tiles)
+        self.layout = layout(streams.slots, rows.n, atoms.n, cut, run, self.tile.rows)
+        most = streams.handles if self.kind == "none" else streams.rows
+        self.wanted = max(1, min(read.top_k, int(most.max(initial=0))))
+        self.room = min(self.wanted, run)
+        self.handles = int(streams.handles.sum()) * self.Q
+        self.cut = self._keys(b, self.Q)
+        self.parts = "no"
+        if self.subspace or coefficients:
+            self.parts = "turned" if self.subspace and coefficients else "plain"
+        size = max(1, self.handles) * atoms.rank if self.parts != "no" else 1
+        self.part = torch.empty(size, device=device)
+
+    def run(self, out: Found, Q: int) -> None:
+        """Fill the part `out` of an answer to Q queries of each stream."""
+        by_members = self.read.atom_score == "max_member"
+        kind = "centroid" if by_members and self.kind == "none" else self.read.atom_score
+        keys = self._score_atoms(kind, self.parts)
+        if kind == "max_member":
+            self._score_members(keys, every=True)
+        self._choose(keys)
+        if self.kind == "none":
+            lists = keys if kind == "centroid" else self._score_atoms("centroid", "no")
+        else:
+            lists = self._score_members(keys, every=False)
+        self._report(self._merge(lists, keys), out, Q)
+
+    def _keys(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=self.q.device)
+
+    def _score_atoms(self, kind: str, parts: str) -> Tensor:
         from rsm_kernels.atom_search import fused
 
-        keys = self._keys(self.M)
-        parts = self.q.new_empty(self.B, self.Q, self.M, self.K if self.subspace else 0)
-        best = self._best_of_atoms() if atom_score == "max_member" else parts
-        fused.score_atoms[self._grid(self.M)](
-            self.q, self.slots, self.sums, self.basis, self.n_atoms, best, keys, parts,
-            self.Q, self.M, *self.sums.stride()[:2], *self.basis.stride()[:3],
-            atom_score, self.subspace, *self._tile(), **self._options(),
-        )  # fmt: skip
-        return keys, parts
-
-    def _best_of_atoms(self) -> Tensor:
-        """Best member of each atom for each query, [B, Q, M]."""
-        nothing = self.q.new_empty(0)
-        score = self.q.new_empty(self.B, self.Q, self.N)
-        self._score_members(nothing.to(torch.uint8), nothing, score, every=True)
-        owner = self.owner[self.slots].to(torch.int64).clamp(0, self.M - 1)  # dead rows are -inf
-        best = self.q.new_full((self.B, self.Q, self.M), float("-inf"))
-        return best.scatter_reduce_(2, owner[:, None].expand_as(score), score, "amax")
-
-    def member_keys(self, chosen: Tensor, parts: Tensor) -> Tensor:
-        """Keys of members [B, Q, N]; those outside the chosen atoms come last."""
-        keys = self._keys(self.N)
-        self._score_members(chosen, parts, keys, every=False)
+        a, cut, keys = self.atoms, self.layout, self._keys(max(1, self.handles))
+        if cut.tiles:
+            fused.score_atoms[(cut.tiles * self.Q,)](
+                self.q, a.start, a.n, a.name, a.age, a.sum, a.norm, a.basis, a.folded, a.sums,
+                a.bases.codes, a.bases.scale, a.singular, cut.slots, cut.first, keys, self.part,
+                cut.b, self.Q, cut.steps, a.energy, kind, parts, a.rank, self.D, *a.bases.shape[:2],
+                self.tile.rows, self.tile.width, **options(self.q.device, self.tile.warps),
+            )  # fmt: skip
         return keys
 
-    def _score_members(self, chosen: Tensor, parts: Tensor, out: Tensor, every: bool) -> None:
+    def _choose(self, keys: Tensor) -> None:
         from rsm_kernels.atom_search import fused
 
-        fused.score_members[self._grid(self.N)](
-            self.q, self.slots, self.basis, self.members, self.owner, self.n_members,
-            chosen, parts, out, self.Q, self.M, self.N,
-            *self.members.stride()[:2], self.owner.stride(0), *self.basis.stride()[:3],
-            every, self.subspace and not every, *self._tile(), **self._options(),
+        fused.choose_atoms[(self.layout.b * self.Q,)](
+            keys, self.layout.first, self.cut, self.layout.b, self.Q, self.read.top_atoms, BK,
+            **options(self.q.device, 1),
         )  # fmt: skip
 
-    def _keys(self, rows: int) -> Tensor:
-        return torch.empty((self.B, self.Q, rows), dtype=torch.int64, device=self.q.device)
+    def _score_members(self, keys: Tensor, every: bool) -> Tensor:
+        from rsm_kernels.atom_search import fused
 
-    def _grid(self, rows: int) -> tuple[int]:
-        return (self.B * self.Q * -(-rows // self.chosen.rows),)
+        r, a, cut, tile = self.rows, self.atoms, self.layout, self.tile
+        shape = (1, 1) if every else (max(1, cut.items), self.Q)
+        scores = self._keys(*shape, 1 if every else cut.run)
+        lists = self._keys(*shape, 1 if every else self.room)
+        if cut.items:
+            fused.score_members[(cut.items * self.Q,)](
+                self.q, *r.coded.pointers(), r.page, r.start, r.n, r.owner, a.start, a.age, a.sum,
+                a.norm, a.basis, a.sums, a.bases.codes, a.bases.scale, cut.slots, cut.first, keys,
+                self.cut, self.part, scores, lists, cut.b, self.Q, cut.steps, cut.run,
+                self.room, self.room, every, self.subspace and not every, a.rank, self.D,
+                *r.coded.shape, a.bases.kind, tile.rows, tile.width, BK,
+                **options(self.q.device, barrier_warps(self.q.device, tile.warps)),
+            )  # fmt: skip
+        return lists
 
-    def _tile(self) -> tuple[int, int, int, int]:
-        return self.K, self.D, self.chosen.rows, self.chosen.width
+    def _merge(self, lists: Tensor, keys: Tensor) -> Tensor:
+        from rsm_kernels.atom_search import fused
 
-    def _options(self) -> dict[str, object]:
-        return {**self.chosen.options(), **OPTIONS}
+        b = self.layout.b
+        out = self._keys(b, self.Q, self.wanted)
+        fused.merge[(b * self.Q,)](
+            lists, keys, self.cut, self.layout.first, out, b, self.Q, self.wanted, self.room,
+            self.wanted, self.kind == "none", BK, **options(self.q.device, 4),
+        )  # fmt: skip
+        return out if self.wanted <= RANKED else out.sort(-1, descending=True).values
+
+    def _report(self, keys: Tensor, out: Found, Q: int) -> None:
+        from rsm_kernels.atom_search import fused
+
+        r, a = self.rows, self.atoms
+        fused.report[(self.layout.b * self.Q,)](
+            keys, r.start, r.owner, r.ids, a.start, a.n, a.name, a.age, self.layout.slots,
+            out.ids, out.scores, out.atoms, self.Q, Q, self.wanted, self.read.top_k,
+            int(self.wanted > RANKED), self.kind == "none", 32, 64, **options(self.q.device, 1),
+        )  # fmt: skip

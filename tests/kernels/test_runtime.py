@@ -1,4 +1,4 @@
-"""The doorway to Triton, the dispatch of backends, and launch choices: all without Triton."""
+"""The doorway to Triton, the choice of an engine, and launch choices: all without Triton."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from rsm_kernels import runtime
-from rsm_kernels.atom_search import Decode, atom_search
 from rsm_kernels.atom_search import launch as search_launch
-from rsm_kernels.merge_gate import chunkwise, launch, merge_gate
+from rsm_kernels.merge_gate import launch
 from rsm_kernels.runtime import Device
+from rsm_torch.config import RSMConfig
+from rsm_torch.host import Host
+from rsm_torch.memory import StreamMemory, engine
 
 KIB = 1024
 DEVICES = [
@@ -21,33 +23,19 @@ DEVICES = [
     Device("sm_86", 99 * KIB, 84),
     Device("sm_90", 227 * KIB, 132),
     Device("gfx942", 64 * KIB, 304),
-    Device("sm_75", 48 * KIB, 40),
 ]
 GPU = torch.device("cuda", 0)
-
-
-def gate_arguments(dtype=torch.float32, B=1, T=2, D=4):
-    return (
-        torch.zeros(B, T, D), torch.ones(B, T, dtype=torch.bool), torch.arange(B),
-        torch.zeros(B, 1, D, dtype=dtype), torch.zeros(B, dtype=torch.int64),
-        torch.zeros(B, 1, D), torch.zeros(B, 1, dtype=torch.int32),
-        torch.zeros(B, dtype=torch.int64),
-    )  # fmt: skip
-
-
-def search_arguments():
-    return (
-        torch.zeros(1, 1, 4), torch.arange(1), torch.zeros(1, 1, 4), torch.zeros(1, 1, 1, 4),
-        torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 4),
-        torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64),
-    )  # fmt: skip
 
 
 def test_importing_the_kernels_imports_no_triton_and_touches_nothing():
     code = (
         "import os, sys; before = dict(os.environ)\n"
         "import torch; had = 'triton' in sys.modules\n"
-        "from rsm_kernels import atom_search, merge_gate, runtime\n"
+        "from rsm_kernels import runtime\n"
+        "from rsm_kernels.atom_search import op\n"
+        "from rsm_kernels.commit import op\n"
+        "from rsm_kernels.merge_gate import op\n"
+        "from rsm_kernels.rows import op\n"
         "assert ('triton' in sys.modules) == had, 'imported triton'\n"
         "assert dict(os.environ) == before\n"
         "assert not torch.cuda.is_initialized()\n"
@@ -79,138 +67,80 @@ def test_asking_for_the_interpreter_too_late_is_told(monkeypatch):
     assert "after triton's import" in runtime.why_not(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: merge_gate(*gate_arguments(), tau=0.5, backend="triton"),
-        lambda: atom_search(*search_arguments(), top_atoms=1, top_k=1, backend="triton"),
-    ],
-    ids=["gate", "search"],
-)
-def test_triton_by_name_raises_with_the_reason_where_it_cannot_run(call, monkeypatch):
+def test_triton_by_name_raises_with_the_reason_where_it_cannot_run(monkeypatch):
     monkeypatch.setattr(runtime, "interpreted", lambda: False)
     with pytest.raises(RuntimeError, match=r"'triton' cannot run: .*(cpu|not installed)"):
-        call()
+        StreamMemory(RSMConfig(4), backend="triton")
 
 
-def test_auto_on_a_cpu_is_torch_even_where_triton_could_interpret(monkeypatch):
+def test_auto_on_a_cpu_is_numpy_even_where_triton_could_interpret(monkeypatch):
     monkeypatch.setattr(runtime, "why_not", lambda _: None)
-    called = []
-    monkeypatch.setitem(
-        sys.modules["rsm_kernels.merge_gate"].BACKENDS,
-        "chunkwise",
-        lambda *a: called.append(1) or chunkwise.merge_gate(*a),
-    )
-    merge_gate(*gate_arguments(), tau=0.5)
-    assert called == [1]
+    assert isinstance(StreamMemory(RSMConfig(4))._engine, Host)
 
 
-def test_sums_of_another_dtype_are_a_reason():
-    x, _, _, sums, _, members, *_ = gate_arguments(torch.float64)
-    assert "torch.float64" in launch.why_not(x, sums, members)
-    assert "members are torch.float64" in launch.why_not(x, sums.float(), members.double())
+def test_backends_of_a_cpu_are_refused_elsewhere():
+    for backend in ("numpy", "reference"):
+        with pytest.raises(ValueError, match=f"'{backend}' runs on a CPU, not on cuda:0"):
+            engine(RSMConfig(4), GPU, backend)
 
 
-SHAPES = list(itertools.product(
-    (1, 64, 4096), (1, 16, 17, 32, 33, 500), (0, 100, 100_000), (0, 64, 4096), (1, 33, 384, 5120)
-))  # fmt: skip
+KINDS = [("float", 4), ("float", 2), ("int8", 1), ("pq", 1), ("coefficients", 4), ("none", 4)]
+WIDTHS = (1, 33, 384, 1500, 5120)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_launches_fit_the_device(device, dtype):
-    for B, T, N, M, D in SHAPES:
-        chosen = launch.choose(B, T, N, M, D, dtype, device)
-        assert chosen == launch.choose(B, T, N, M, D, dtype, device)
-        assert chosen.block in (16, 32, 64)
+@pytest.mark.parametrize(("kind", "itemsize"), KINDS)
+def test_launches_fit_the_device(device, kind, itemsize):
+    for T, D in itertools.product((1, 16, 17, 32, 33, 500), WIDTHS):
+        chosen = launch.choose(T, D, kind, itemsize, device)
+        assert chosen == launch.choose(T, D, kind, itemsize, device)
+        assert chosen.block in launch.BLOCKS
         assert chosen.block >= min(T, 64)
-        for tile in (chosen.members, chosen.atoms):
-            assert tile.shared(chosen.block, 4) <= device.shared
+        size = itemsize if kind in ("float", "int8") else 4
+        for tile, bytes_of_a_number in ((chosen.members, size), (chosen.atoms, 4)):
+            assert tile.shared(chosen.block, D, bytes_of_a_number) <= device.shared
             assert tile.width >= 16
-            assert tile.rows * tile.width * tile.stages > 0
-        assert 64 <= chosen.columns <= 1024
-        assert 1 <= chosen.splits <= max(1, N // chosen.members.rows)
-        # Splits stop once the device is full.
-        assert B * chosen.splits <= max(B, 8 * device.units)
-
-
-def test_one_stream_with_many_members_fills_the_device():
-    device = DEVICES[2]
-    chosen = launch.choose(1, 32, 100_000, 64, 384, torch.bfloat16, device)
-    assert chosen.splits >= 2 * device.units
-    assert launch.choose(1024, 32, 512, 64, 384, torch.bfloat16, device).splits == 1
+            assert tile.rows in (16, 32, 64)
 
 
 def test_less_shared_memory_means_a_smaller_launch_and_too_little_an_error():
     sizes = []
-    for shared in (227 * KIB, 99 * KIB, 48 * KIB, 24 * KIB):
-        device = Device("sm_90", shared, 132)
-        tile = launch.choose(64, 64, 512, 64, 384, torch.bfloat16, device).members
-        sizes.append(tile.shared(64, 4))
+    for shared in (227 * KIB, 99 * KIB, 64 * KIB, 32 * KIB):
+        tile = launch.choose(64, 384, "float", 2, Device("sm_90", shared, 132)).members
+        sizes.append(tile.shared(64, 384, 2))
         assert sizes[-1] <= shared
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) > 2
-    with pytest.raises(ValueError, match=r"sm_90 offers 4096 bytes.*backend='chunkwise'"):
-        launch.choose(64, 64, 512, 64, 384, torch.bfloat16, Device("sm_90", 4 * KIB, 132))
+    with pytest.raises(ValueError, match="sm_90 offers 4096 bytes of shared memory"):
+        launch.choose(64, 384, "float", 2, Device("sm_90", 4 * KIB, 132))
 
 
-def test_rows_that_begin_anywhere_get_the_tiles_of_odd_widths():
-    members = torch.empty(2, 8, 385, dtype=torch.bfloat16)
-    assert launch.aligned(members[..., :384].contiguous())
-    assert not launch.aligned(members[..., :384])  # 385 apart
-    assert not launch.aligned(torch.empty(2, 8, 400)[..., 1:385])  # begins off by one
-    assert not launch.aligned(
-        torch.empty(2 * 3200 + 2)[:6402].as_strided((2, 8, 384), (3201, 400, 1))
-    )
-    shape = (64, 64, 512, 64, 384, torch.bfloat16, DEVICES[2])
-    plain, odd = launch.choose(*shape), launch.choose(*shape, False, True)
-    assert odd.members == launch.choose(64, 64, 512, 64, 385, *shape[5:]).members != plain.members
-    assert odd.atoms == plain.atoms
-    assert launch.choose(*shape, True, False).atoms.stages == 1
+def test_one_stream_with_many_members_fills_the_device():
+    device = DEVICES[2]
+    for of in (launch, search_launch):
+        assert 100_000 / of.run(100_000, device) >= 2 * device.units
+        assert of.run(100, device) == 64
+    assert launch.run(1024 * 512, device) >= 512  # where there are many streams, one item each
 
 
-def test_a_block_times_itself_counts_as_shared_memory():
-    for D in (1, 8, 16):
-        assert launch.tile(torch.float32, 64, D, DEVICES[2]).shared(64, 4) >= 64 * 64 * 4
-
-
-def test_auto_falls_back_where_shared_memory_is_too_little(monkeypatch):
-    monkeypatch.setattr(runtime, "why_not", lambda _: None)
-    monkeypatch.setattr(runtime, "device_of", lambda _: Device("sm_90", KIB, 132))
-    x, _, _, sums, _, members, *_ = gate_arguments()
-    assert "offers 1024 bytes of shared memory" in launch.why_not(x, sums, members)
-    q, _, sums, basis, _, members, *_ = search_arguments()
-    assert "offers 1024 bytes of shared memory" in search_launch.why_not(q, sums, basis, members)
-    with pytest.raises(RuntimeError, match=r"'triton' cannot run: .*shared memory"):
-        merge_gate(*gate_arguments(), tau=0.5, backend="triton")
-    with pytest.raises(RuntimeError, match=r"'triton' cannot run: .*shared memory"):
-        atom_search(*search_arguments(), top_atoms=1, top_k=1, backend="triton")
-
-
-def test_the_reference_leaves_results_where_the_inputs_are():
-    # Whatever is made without naming a device would land on meta, and fail.
-    decode = Decode(lambda at, n: torch.zeros(1, 1, 4, device="cpu"), lambda at, n: bases)
-    gate, search = gate_arguments(), search_arguments()
-    bases = search[3]
-    with torch.device("meta"):
-        atoms, opened = merge_gate(*gate, tau=0.5, backend="reference")
-        found = atom_search(*search, top_atoms=1, top_k=1, decode=decode, backend="reference")
-    assert {t.device.type for t in (atoms, opened, *found)} == {"cpu"}
-
-
-def test_one_warp_scans_on_amd():
+def test_one_warp_goes_over_what_others_stored_on_amd(monkeypatch):
     # Between several, the barrier as compiled there does not wait for stores to global memory.
-    wide = (1, 32, 512, 4096, 384, torch.bfloat16)
-    assert launch.choose(*wide, DEVICES[3]).scan_warps == 1
-    assert launch.choose(*wide, DEVICES[2]).scan_warps == 4
+    for known, warps in ((DEVICES[3], 1), (DEVICES[2], 4)):
+        monkeypatch.setattr(runtime, "device_of", lambda _, known=known: known)
+        assert runtime.barrier_warps(GPU, 4) == warps
 
 
-def test_a_search_launch_fits_or_says_that_it_cannot():
-    for device, D, subspace in itertools.product(DEVICES, (1, 33, 384, 5120), (False, True)):
-        chosen = search_launch.choose(D, subspace, device)
-        assert chosen.shared() <= device.shared
+def test_registers_are_asked_for_where_a_thread_can_have_them(monkeypatch):
+    for known, warps, asked in (
+        (DEVICES[2], 8, True),
+        (DEVICES[2], 16, False),
+        (DEVICES[3], 4, False),
+    ):
+        monkeypatch.setattr(runtime, "device_of", lambda _, known=known: known)
+        assert ("maxnreg" in runtime.options(GPU, warps)) == asked
+
+
+def test_a_search_tile_stays_in_registers():
+    for D, bases in itertools.product(WIDTHS, (False, True)):
+        chosen = search_launch.choose(D, bases)
         assert chosen.rows * chosen.width <= 32 * chosen.warps * 32  # accumulators of a thread
-    small = Device("sm_90", 3 * KIB, 132)
-    assert search_launch.choose(384, False, small).shared() <= 3 * KIB
-    with pytest.raises(ValueError, match="backend='batched'"):
-        search_launch.choose(384, False, Device("sm_90", KIB, 132))

@@ -1,0 +1,1 @@
+"""Puts decided chunks into a paged state: rows, facts, sums and bases."""
