@@ -6,17 +6,17 @@ import importlib.util
 import json
 import statistics
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from cli_support import refused, rsm
 
-from rsm_kernels.atom_search import BACKENDS as SEARCH_BACKENDS
-from rsm_kernels.atom_search import batched
-from rsm_kernels.merge_gate import BACKENDS, chunkwise
+from rsm_kernels.merge_gate import host
 from rsm_torch import provenance
-from rsm_torch.bench import parity, search, timing, write
+from rsm_torch import search as searching
+from rsm_torch.bench import parity, search, skew, timing, write
 from rsm_torch.bench.job import Job, prepare
 from rsm_torch.bench.peak import can_measure, peak_growth
 from rsm_torch.bench.streams import TAU, draw
@@ -66,10 +66,10 @@ def check_rows(shape: dict, unit: str, amount: int, repeats: int) -> None:
 def test_write_has_every_row_asked_for_and_its_figures_agree(tmp_path):
     out = tmp_path / "write.json"
     result = rsm("bench", "write", "--streams", "2,10", *TINY, "--chunks", 4, "--out", out,
-                 "--backends", "chunkwise,reference", "--json")  # fmt: skip
+                 "--backends", "numpy,reference", "--json")  # fmt: skip
     found = json.loads(result.stdout)
     assert [shape["streams"] for shape in found["shapes"]] == [2, 10]
-    own = ["rsm chunkwise", "rsm reference", "rsm chunkwise, one by one"]
+    own = ["rsm numpy", "rsm reference", "rsm numpy, one by one"]
     for shape in found["shapes"]:
         names = [row["name"] for row in shape["rows"]]
         assert names == [*own, *(name for peer in WRITE_ROWS.values() for name in peer)]
@@ -96,13 +96,13 @@ def test_write_for_people():
                 "--storage", "bfloat16")  # fmt: skip
     assert shown.exit_code == 0, shown.output
     assert "write: 1 streams, 20 held in" in shown.stdout
-    assert "rsm chunkwise" in shown.stdout
+    assert "rsm numpy" in shown.stdout
     assert "faiss  " not in shown.stdout
     assert "results equal to the reference's" in shown.stdout
 
 
 def test_growth_compares_few_members_with_many():
-    found = write.growth(job(chunks=4), "chunkwise", 3, steps, sizes=(30, 90))
+    found = write.growth(job(chunks=4), "numpy", 3, steps, sizes=(30, 90))
     assert found["held"] == [30, 90]
     medians = [statistics.median(seconds) for seconds in found["seconds"]]
     assert found["seconds_per_chunk"] == pytest.approx([m / 4 for m in medians])
@@ -112,7 +112,7 @@ def test_growth_compares_few_members_with_many():
 def test_every_repetition_starts_from_the_same_state():
     prepared = prepare(job(chunks=5))
     own = write.Own(prepared)
-    systems = [own.block("chunkwise"), own.one_by_one("chunkwise")]
+    systems = [own.block("numpy"), own.one_by_one("numpy")]
     for peer in write.PEERS.values():
         systems += [s for s in peer(prepared) if isinstance(s, System)]
     for system in systems:
@@ -175,38 +175,95 @@ def test_search_without_a_peer(module, peer, rows, monkeypatch):
     assert [row["note"] for row in shape["rows"][1:]] == [timing.INSTALL] * rows
 
 
+# -- skew -------------------------------------------------------------------------------------
+
+
+def test_skew_measures_every_shape_and_its_figures_agree(tmp_path):
+    out = tmp_path / "skew.json"
+    result = rsm("bench", "skew", "--streams", 5, "--giant", 300, "--dim", 16, "--singles", 20,
+                 "--repeats", 2, "--out", out, "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert json.loads(out.read_text()) == found
+    assert [shape["shape"] for shape in found["shapes"]] == list(skew.SHAPES)
+    held = (300 + 4 * 20) // 5
+    for shape in found["shapes"]:
+        counts = skew.lengths(shape["shape"], 5, held, 300)
+        assert (shape["chunks"], shape["longest"]) == (counts.sum(), counts.max())
+        assert shape["live"] <= shape["allocated"] <= shape["reserved"]
+        assert shape["allocated_over_live"] == shape["allocated"] / shape["live"]
+        assert shape["reserved_over_live"] == shape["reserved"] / shape["live"]
+        assert shape["chunks_per_second"].keys() == {"1", "32"}
+    assert found["shapes"][0]["times_equal"] == {"1": 1, "32": 1}
+    texts = found["texts"]
+    assert (texts["streams"], texts["giant"], texts["adds"]) == (5, 300, 20)
+    assert texts["ram"]["slowest_seconds"] >= texts["ram"]["median_seconds"] > 0
+    assert texts["file"]["adds_per_second"] > 0
+    assert texts["opening"]["first_search_bytes"] >= texts["opening"]["bytes"] >= 0
+    one, fork = found["singles"], found["fork"]
+    assert (one["held"], one["writes"]) == (512, 20)
+    assert one["slowest_over_median"] == one["slowest_seconds"] / one["median_seconds"] >= 1
+    assert fork["share_of_stream"] < 0.2  # the facts of its rows; at 16 wide these count
+    for name, streams in (("small", 1), ("large", 256)):
+        row = found["busy"][name]
+        assert (row["streams"], row["chunks"]) == (streams, 32)
+        times = row["busy"]
+        cores = str(found["busy"]["cores"])
+        assert row["busy_default_over_one"] == pytest.approx(times[cores] / times["1"])
+
+
+def test_skew_draws_the_lengths_it_says():
+    assert skew.lengths("equal", 4, 30, 900).tolist() == [30] * 4
+    assert skew.lengths("one giant", 4, 30, 900).tolist() == [900, 20, 20, 20]
+    zipf = skew.lengths("zipf", 4, 25, 900)
+    assert zipf.tolist() == [48, 24, 16, 12]
+    source = skew.Source(4, 8, seed=0)
+    written = np.zeros(4, int)
+    for x, slots, n in skew.rounds(source, zipf):
+        assert x.shape == (len(slots), max(n), 8)
+        written[slots] += n
+    assert written.tolist() == zipf.tolist()
+
+
 # -- refusals ---------------------------------------------------------------------------------
 
 
 def test_write_refuses_a_backend_that_decides_otherwise(monkeypatch):
-    def wrong(*arguments):
-        atoms, opened = chunkwise.merge_gate(*arguments)
-        atoms[1, -1] = 0
-        return atoms, opened
+    right = host.decide
 
-    monkeypatch.setitem(BACKENDS, "chunkwise", wrong)
+    def wrong(streams, rule, threads):
+        decided = right(streams, rule, threads)
+        for one in decided:
+            one.atoms[-1] = 0
+        return decided
+
+    monkeypatch.setattr(host, "decide", wrong)
     monkeypatch.setattr(write, "run", lambda *_: pytest.fail("timed all the same"))
     line = refused(rsm("bench", "write", "--streams", 2, *TINY))
-    assert "backend 'chunkwise' decides" in line
+    assert "backend 'numpy' decides" in line
     assert "otherwise than 'reference'" in line
     assert line.endswith("not timed")
 
 
 @pytest.mark.parametrize("fault", ["scores", "places"])
 def test_search_refuses_a_backend_that_finds_otherwise(fault, monkeypatch):
-    def wrong(*arguments):
-        places, scores = batched.atom_search(*arguments)
-        if fault == "scores":
-            return places, scores + 1e-4
-        return places.flip(-1), scores
+    right = searching.search
 
-    monkeypatch.setitem(SEARCH_BACKENDS, "batched", wrong)
+    def wrong(state, q, slots, read, backend, threads):
+        found = right(state, q, slots, read, backend, threads)
+        if backend == "reference":
+            return found
+        if fault == "scores":
+            return replace(found, scores=found.scores + np.float32(1e-4))
+        return replace(found, ids=found.ids[..., ::-1].copy())
+
+    monkeypatch.setattr(searching, "search", wrong)
     line = refused(rsm("bench", "search", "--streams", 2, *TINY))
-    assert "search backend 'batched' finds other members than 'reference'" in line
+    assert "search finds other members than 'reference'" in line
 
 
 def test_parity_meets_atoms_that_merge_and_open():
-    assert parity.check_write(["chunkwise"]).cases == len(parity.CASES) == 4
+    assert parity.check_write(["numpy"]).cases == len(parity.CASES) == 4
     for config in parity.CASES:
         atoms = parity._one_by_one(config, parity._rows(0, parity.HELD + parity.NEW))
         most = atoms.max(1).values + 1
@@ -225,9 +282,11 @@ def test_parity_meets_atoms_that_merge_and_open():
         ("write", ("--tau", 1.5), "--tau: expected a cosine in (0, 1), got 1.5"),
         ("write", ("--storage", "int3"), "expected one of float32, float16, bfloat16, int8, pq, got 'int3'"),
         ("write", ("--peers", "faiss,redis"), "--peers: expected some of faiss, birch, "),
-        ("write", ("--backends", "fast"), "--backends: expected some of reference, chunkwise, "),
+        ("write", ("--backends", "fast"), "--backends: expected some of reference, numpy, triton, "),
         ("write", ("--out", "no/such/folder/x.json"), "--out: no folder "),
         ("write", ("--out", "."), "--out: . is a folder"),
+        ("skew", ("--giant", 0), "--giant: expected at least 1, got 0"),
+        ("skew", ("--storage", "int3"), "expected one of float32, float16, bfloat16, int8, pq, got 'int3'"),
         ("search", ("--queries", 0), "--queries: expected at least 1, got 0"),
         ("search", ("--held", 5), "--top-k: expected at most --held, 5, got 10"),
         ("search", ("--peers", "birch"), "--peers: expected some of faiss, torch, bm25s, got"),

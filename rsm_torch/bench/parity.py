@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch.nn.functional import normalize
 
-from rsm_kernels.atom_search import atom_search
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
+from rsm_torch.outputs import AtomScore
 
 D, STREAMS, HELD, NEW = 33, 3, 17, 21
 TOLERANCE = 1e-5  # of scores, where two members may come in either order
@@ -58,45 +59,28 @@ def check_write(backends: Sequence[str], seed: int = 0) -> Checked:
     return Checked(len(CASES), compared)
 
 
-def check_search(backends: Sequence[str] = ("batched",), seed: int = 0) -> Checked:
+def check_search(seed: int = 0) -> Checked:
     """Ask a small memory by every atom score.
 
     Raises:
         ParityError: scores or, but for ties, members differ from those of "reference".
     """
-    memory = StreamMemory(replace(CASES[0], tau=0.5), STREAMS, backend="reference")
-    memory.write(_rows(seed, HELD))
-    q, slots, b = _rows(seed + 1, 4), torch.arange(STREAMS), memory.bank
-    kinds = ("v1", "centroid", "full_basis", "max_member")
-    assert b.members is not None  # members="full" is the default
-    compared = 0
-    for kind in kinds:
-        results = [
-            atom_search(
-                q, slots, b.sums, b.basis, b.n_atoms, b.members, b.member_atom, b.n_members,
-                top_atoms=3, top_k=6, atom_score=kind, backend=backend,
+    plain, own = (
+        StreamMemory(replace(CASES[0], tau=0.5), STREAMS, backend=backend)
+        for backend in ("reference", "auto")
+    )
+    for memory in (plain, own):
+        memory.write(_rows(seed, HELD))
+    q, compared = _rows(seed + 1, 4), 0
+    for kind in get_args(AtomScore):
+        want, got = (m.search(q, top_atoms=3, top_k=6, atom_score=kind) for m in (plain, own))
+        gaps = torch.where(want.scores.isfinite(), want.scores - got.scores, 0).abs()
+        if not ((gaps < TOLERANCE).all() and torch.equal(want.ids, got.ids)):
+            raise ParityError(
+                f"search finds other members than 'reference' (atom_score={kind}): not timed"
             )
-            for backend in ("reference", *backends)
-        ]  # fmt: skip
-        want = results[0]
-        for backend, got in zip(backends, results[1:], strict=True):
-            if not _same_hits(want, got):
-                raise ParityError(
-                    f"search backend {backend!r} finds other members than 'reference' "
-                    f"(atom_score={kind}): not timed"
-                )
-            compared += want[0].numel()
-    return Checked(len(kinds), compared)
-
-
-def _same_hits(
-    want: tuple[torch.Tensor, torch.Tensor], got: tuple[torch.Tensor, torch.Tensor]
-) -> bool:
-    (places, scores), (other_places, other_scores) = want, got
-    if not torch.equal(scores.isfinite(), other_scores.isfinite()):
-        return False
-    gaps = torch.where(scores.isfinite(), scores - other_scores, 0).abs()
-    return bool((gaps < TOLERANCE).all() and torch.equal(places, other_places))
+        compared += want.ids.numel()
+    return Checked(len(get_args(AtomScore)), compared)
 
 
 def _one_by_one(config: RSMConfig, x: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ def own(prepared: Prepared, top_atoms: int, top_k: int) -> System:
     def run() -> np.ndarray:
         return memory.search(q, top_atoms=top_atoms, top_k=top_k).ids.numpy()
 
-    return System("rsm", run, memory.nbytes()["total"], note="one call")
+    return System("rsm", run, memory.nbytes()["reserved"], note="one call")
 
 
 def overlap(held: int) -> Callable[[np.ndarray, np.ndarray], float]:

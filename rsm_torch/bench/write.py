@@ -61,14 +61,13 @@ class Own:
 
     def __init__(self, prepared: Prepared) -> None:
         self.memory, self.new = prepared.memory, prepared.new
-        self.nbytes = self.memory.nbytes()["total"]
-        self._state = {name: tensor.clone() for name, tensor in self.memory.state_dict().items()}
+        self.nbytes = self.memory.nbytes()["reserved"]
+        self._filled = self.memory
 
     def back(self) -> None:
-        """In place: tensors made anew would lie in cold memory, which no peer's do."""
-        for name, tensor in self.memory.state_dict().items():
-            tensor.copy_(self._state[name])
-        self.memory.bank.measure()
+        """A copy of what was filled, with room for what comes."""
+        self.memory = self._filled.extract(range(self._filled.streams))
+        self.memory.reserve(self.new.shape[1])
 
     def block(self, backend: str) -> System:
         def run() -> np.ndarray:

@@ -41,7 +41,7 @@ def write(
     ] = "faiss,birch,minibatch,dbstream",
     backends: Annotated[
         str, typer.Option(help="Of this project's gate; all others are compared with the first.")
-    ] = "chunkwise",
+    ] = "numpy",
     growth: Annotated[
         bool, typer.Option("--growth", help="Also one stream of 2,000 and 20,000 chunks.")
     ] = False,
@@ -101,6 +101,46 @@ def search(
     _deliver(report, as_json, out)
 
 
+@bench.command()
+@one_line_errors
+def skew(
+    streams: Annotated[int, typer.Option(help="Streams of each shape.")] = 2001,
+    giant: Annotated[
+        int, typer.Option(help="Chunks of the longest, beside 20 of others.")
+    ] = 50_000,
+    dim: Dim = 384,
+    storage: StorageName = "float32",
+    singles: Annotated[int, typer.Option(help="Writes of one chunk to one stream.")] = 10_000,
+    repeats: Repeats = 5,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Bytes and writes of streams of unequal lengths; single writes; forks; busy cores."""
+    from dataclasses import asdict
+
+    from rsm_torch.bench import parity
+    from rsm_torch.bench import skew as skewing
+    from rsm_torch.bench.skew_texts import texts
+    from rsm_torch.provenance import load, provenance
+
+    _at_least_one(streams=streams, giant=giant, dim=dim, singles=singles, repeats=repeats)
+    (job,) = _jobs(str(streams), "1", tau=None, storage=storage, dim=dim, chunks=1, seed=seed)
+    _writable(out)
+    checked = _parity(lambda: parity.check_write(["numpy"]))
+    report = {
+        "bench": "skew",
+        "settings": {"storage": storage, "dim": dim, "seed": seed, "repeats": repeats},
+        **provenance(), "load_before": load(), "parity": asdict(checked),
+        "shapes": skewing.shapes(streams, giant, dim, job.storage, seed, repeats, progress),
+        "singles": skewing.singles(dim, seed, 512, progress, singles),
+        "fork": skewing.fork(dim, seed),
+        "texts": texts(dim, seed, progress, min(streams, 500), min(giant, 11_000), min(singles, 600)),
+        "busy": skewing.busy(dim, seed, 3 * repeats, progress),
+    }  # fmt: skip
+    _deliver(report, as_json, out)
+
+
 def _jobs(streams: str, held: str, *, tau: float | None, storage: str, **sizes: int) -> list[Any]:
     """Every combination of --streams and --held."""
     from typing import cast, get_args
@@ -147,7 +187,7 @@ def _at_least_one(**sizes: int) -> None:
 
 
 def _backends() -> Sequence[str]:
-    from rsm_kernels.merge_gate import BACKENDS
+    from rsm_torch.memory import BACKENDS
 
     return list(BACKENDS)
 
@@ -189,18 +229,22 @@ def _head(kind: str, job: Any, repeats: int, checked: Any) -> dict[str, Any]:
 
 def _deliver(report: dict[str, Any], as_json: bool, out: Path | None) -> None:
     from rsm_torch.cli import bench_table
+    from rsm_torch.files import write_whole
     from rsm_torch.provenance import load
 
     report["load_after"] = load()
     if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_whole(out, (json.dumps(report, indent=2) + "\n").encode())
         stderr().print(f"saved: {out}", markup=False, soft_wrap=True)
     if as_json:
         print_json(report)
         return
     console = stdout()
-    for shape in report["shapes"]:
-        console.print(bench_table.table(report["bench"], shape))
+    if report["bench"] == "skew":
+        console.print(bench_table.skew(report))
+    else:
+        for shape in report["shapes"]:
+            console.print(bench_table.table(report["bench"], shape))
     for line in bench_table.lines(report):
         console.print(line, markup=False, soft_wrap=True)
     sys.stdout.flush()

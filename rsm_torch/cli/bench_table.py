@@ -36,6 +36,30 @@ def table(kind: str, shape: dict[str, Any]) -> Table:
     return grid
 
 
+def skew(report: dict[str, Any]) -> Table:
+    """Shapes of streams beside each other: bytes over what is live, and writes over those of equal
+    streams."""
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(
+        title="skew: as many chunks in streams of other lengths", title_justify="left",
+        header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    grid.add_column("shape")
+    news = list(report["shapes"][0]["times_equal"])
+    heads = ("streams", "chunks", "longest", "live", "allocated", "reserved")
+    for head in (*heads, *(f"write of {n}, times equal" for n in news)):
+        grid.add_column(head, justify="right")
+    for row in report["shapes"]:
+        grid.add_row(
+            row["shape"], f"{row['streams']:,}", f"{row['chunks']:,}", f"{row['longest']:,}",
+            _bytes(row["live"]), f"{row['allocated_over_live']:.3f} x",
+            f"{row['reserved_over_live']:.3f} x", *(f"{row['times_equal'][n]:.2f}" for n in news),
+        )  # fmt: skip
+    return grid
+
+
 def lines(report: dict[str, Any]) -> list[str]:
     """What stands below the tables: growth, parity, machine, versions, load."""
     out = []
@@ -44,6 +68,8 @@ def lines(report: dict[str, Any]) -> list[str]:
         times = zip(growth["held"], growth["seconds_per_chunk"], strict=True)
         shown = ", ".join(f"{1e6 * s:,.0f} µs a chunk at {n:,} held" for n, s in times)
         out.append(f"growth, one stream: {shown}; ratio {growth['ratio']:.1f}")
+    if report["bench"] == "skew":
+        out += _skew_lines(report)
     parity, machine = report["parity"], report["machine"]
     out.append(f"parity: {parity['compared']:,} results equal to the reference's")
     versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
@@ -52,6 +78,32 @@ def lines(report: dict[str, Any]) -> list[str]:
         f"{versions}; commit {report['commit'] or 'unknown'}"
     )
     out.append(f"load average before {report['load_before']}, after {report['load_after']}")
+    return out
+
+
+def _skew_lines(report: dict[str, Any]) -> list[str]:
+    one, fork, busy = report["singles"], report["fork"], report["busy"]
+    out = [
+        f"{one['writes']:,} single writes to a stream of {one['held']:,}: median "
+        f"{_time(one['median_seconds'])}, slowest {one['slowest_over_median']:.1f} x",
+        f"fork of {fork['held']:,}: {_time(fork['median_seconds'])}, {100 * fork['share_of_stream']:.2f} % "
+        "of its bytes",
+    ]
+    for name in ("small", "large"):
+        row = busy[name]
+        out.append(
+            f"{busy['cores']} cores busy, {row['chunks']} chunks to {row['streams']} streams: default "
+            f"threads take {row['busy_default_over_one']:.2f} x one thread"
+        )
+    texts = report["texts"]
+    opening = texts["opening"]
+    out += [
+        f"single AgentMemory.add at {texts['streams']} streams, one of {texts['giant']:,}: "
+        f"{texts['ram']['adds_per_second']:,.0f} a second in RAM, "
+        f"{texts['file']['adds_per_second']:,.0f} in a file",
+        f"that file opened: {_time(opening['seconds'])}, {_bytes(opening['bytes'])}; its first search "
+        f"{_time(opening['first_search_seconds'])}, {_bytes(opening['first_search_bytes'])} in all",
+    ]
     return out
 
 
