@@ -23,6 +23,13 @@ HEADER = 128  # bytes: a line of JSON, padded with spaces
 KEY = 32  # bytes of a key's digest
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
+# One lock for the threads of a process. A fork waits for it: else the new process could find it held
+# for ever, a cache half changed, and a file locked by an append that it inherited.
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
 
 def cache_folder(name: str) -> Path:
     """The folder for what can be made again, made if need be.
@@ -62,8 +69,8 @@ class RowCache:
     The first rows written fix the width and the dtype (float16, bfloat16 or float32); they come
     back bit for bit. A record is a digest of the key, a checksum and the row. A process killed in
     the middle of an append leaves every earlier row readable: the torn tail has no checksum and
-    is cut off by the next append. Several processes and threads may share a file; appends wait for each
-    other, and each sees the others' rows when it next looks.
+    is cut off by the next append. Several processes, forked ones too, and threads may share a file;
+    appends wait for each other, and each sees the others' rows when it next looks.
 
     Args:
         path: the file; it and its folder are made by the first append.
@@ -74,7 +81,6 @@ class RowCache:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._lock = threading.RLock()
         self._forget()
         self._refresh()
 
@@ -99,7 +105,7 @@ class RowCache:
     def missing(self, keys: Sequence[str]) -> list[int]:
         """Positions in `keys` whose row is not here, the first of each where keys repeat."""
         digests = [_digest(key) for key in keys]
-        with self._lock:
+        with _lock:
             self._refresh()
             first = {digest: at for at, digest in reversed(list(enumerate(digests)))}
             return sorted(at for digest, at in first.items() if digest not in self._places)
@@ -110,7 +116,7 @@ class RowCache:
         Raises:
             KeyError: keys whose row is not here.
         """
-        with self._lock:
+        with _lock:
             if absent := self.missing(keys):
                 raise KeyError(
                     f"{self.path}: no row for {len(absent)} keys, as {keys[absent[0]]!r}"
@@ -133,7 +139,7 @@ class RowCache:
             ValueError: another number of rows than of keys, or another width or dtype than the file's.
         """
         rows = self._checked(keys, rows)
-        with self._lock:
+        with _lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file, locked(file):
                 self._refresh()
@@ -200,7 +206,7 @@ class RowCache:
 
     def _refresh(self) -> None:
         """Take in what was appended since, by whomever; skip records whose checksum is wrong."""
-        with self._lock:
+        with _lock:
             try:
                 found = self.path.stat()
             except FileNotFoundError:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
 
@@ -42,7 +45,7 @@ class Context:
         tokens: the exact count of `text` by the reader's tokenizer, at most `max_tokens`.
         ids: the items in `text`, in the order they stand there.
         max_tokens: the budget that was asked for.
-        truncated: those of `ids` whose text was cut at a sentence.
+        truncated: those of `ids` whose text was cut.
     """
 
     text: str
@@ -50,3 +53,33 @@ class Context:
     ids: tuple[str, ...]
     max_tokens: int
     truncated: tuple[str, ...] = ()
+
+
+_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "id": ((str,), "a str"),
+    "text": ((str,), "a str"),
+    "atom": ((int, Integral), "an int"),
+    "time": ((NoneType, float, int, Real), "seconds or None"),
+    "step": ((NoneType, int, Integral), "an int or None"),
+    "session": ((NoneType, str, int, Integral), "an int, a str or None"),
+    "role": ((NoneType, str), "a str or None"),
+}
+
+
+def check_hit(hit: object, where: str) -> None:
+    """Refuse what is no hit, and a hit with a field that cannot be shown or ordered by.
+
+    Raises:
+        TypeError: something else, or a field of another type; `where` and the field are named.
+        ValueError: a time that is not finite, or another number of more than 64 bits.
+    """
+    if not isinstance(hit, Hit):
+        raise TypeError(f"{where}: expected a Hit, got {type(hit).__name__} {hit!r:.40}")
+    for name, (kinds, wanted) in _FIELDS.items():
+        value = getattr(hit, name)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise TypeError(f"{where}.{name}: expected {wanted}, got {value!r:.40}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{where}.{name}: expected an int of 64 bits")
+    if hit.time is not None and not math.isfinite(hit.time):
+        raise ValueError(f"{where}.time: expected a finite number of seconds, got {hit.time}")

@@ -1,12 +1,25 @@
-"""How chosen hits are put into order and turned into lines."""
+"""How chosen hits are put into order and turned into lines.
+
+The format of a context, in which no text and no name can make a line of the packer's:
+
+- Lines end with "\\n" alone; every other line break in a text becomes one (`BREAK`).
+- A line that is empty or begins with a space goes on with the text of the item above it, behind
+  that space. All other lines are the packer's.
+- `[session 3, step 72, 2023-05-08 13:56, user] text` begins an item, and so does `- text`, of which
+  nothing is known. `[...]` says that the item above was cut.
+- `## Group 2` heads a group, `[... 3 steps ...]` stands where items are missing.
+- Names of sessions and roles that are not plain words (`SESSION`, `ROLE`) stand as JSON strings.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Literal
+from unicodedata import normalize
 
 from rsm_torch.hits import Hit
 from rsm_torch.tokens import well_formed
@@ -18,25 +31,29 @@ TimeKey = tuple[float, int, int, int]
 COUNTER_BELOW = 1e8  # March 1973: smaller times are an agent's own counter, not a date
 GAP_SECONDS = 3600.0
 
-# A line inside a text that reads as one of the lines made here.
-BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
-FORGED = re.compile(
-    rf"(?<=[{BREAKS}])([^\S{BREAKS}]*+)"
-    rf"(?=#+[ \t]*group[ \t]*\d|\[\.\.\.|\[[^\]{BREAKS}]*\][ \t]+\S)",
-    re.I,
-)
-DASHED = re.compile(rf"(?<=[{BREAKS}])([^\S{BREAKS}]*+)(?=-\s)")
+BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+SESSION = re.compile(r"(?!.*\b(?i:session|step)\b)[^\W_][\w.:/@+'-]*(?: [\w.:/@+'-]+)*")
+ROLE = re.compile(rf"(?=\D){SESSION.pattern}")  # no date
+
+# How the control tokens of chat models are written: <|im_start|>, </s>, <start_of_turn>, [/INST],
+# [|user|], [gMASK], ]~b].
+CHAT_MARK = re.compile(r"<(?=[^\s<>]{1,80}>)|\[(?=\||/?[a-z]?[A-Z][A-Z0-9_]+\])|[\[\]](?=[!e]?~)")
 
 
 @dataclass(slots=True)
 class Entry:
-    """A hit with its line, the place of the hit in the ranking and its place in time."""
+    """A hit with its label and text as shown, its place in the ranking and its place in time."""
 
     hit: Hit
-    line: str
+    label: str
+    text: str
     rank: int
     when: TimeKey
     truncated: bool = False
+
+    @property
+    def line(self) -> str:
+        return f"{self.label} {self.text}"
 
 
 def entries(hits: Sequence[Hit]) -> list[Entry]:
@@ -46,33 +63,51 @@ def entries(hits: Sequence[Hit]) -> list[Entry]:
         first.setdefault(hit.id, hit)
     unique = list(first.values())
     keys = _time_keys(unique)
-    return [Entry(hit, line(hit), rank, keys[hit.id]) for rank, hit in enumerate(unique)]
+    return [
+        Entry(hit, label(hit), shown(hit.text), rank, keys[hit.id])
+        for rank, hit in enumerate(unique)
+    ]
 
 
-def line(hit: Hit, text: str | None = None) -> str:
-    """`[session 3, step 72, 2023-05-08 13:56, user] text`, with what is known of the hit.
-
-    Names stand on one line, and lines of the text that read as a header, a gap or a label get a
-    backslash, as Markdown has it.
-    """
+def label(hit: Hit) -> str:
+    """`[session 3, step 72, 2023-05-08 13:56, user]`, with what is known of the hit, else `-`."""
     known = []
-    if hit.session is not None and (session := _on_one_line(str(hit.session))):
-        known.append(f"session {session}")
+    if hit.session is not None and (session := str(hit.session)).strip():
+        known.append(f"session {_name(session, SESSION)}")
     if hit.step is not None:
         known.append(f"step {hit.step}")
     if hit.time is not None:
         known.append(_clock(hit.time))
-    if hit.role is not None and (role := _on_one_line(hit.role)):
-        known.append(role)
-    label = f"[{', '.join(known)}]" if known else "-"
-    shown = FORGED.sub(r"\1\\", hit.text if text is None else text)
-    if label == "-":
-        shown = DASHED.sub(r"\1\\", shown)
-    return well_formed(f"{label} {shown}")
+    if hit.role is not None and hit.role.strip():
+        known.append(_name(hit.role, ROLE))
+    return f"[{', '.join(known)}]" if known else "-"
 
 
-def _on_one_line(name: str) -> str:
-    return " ".join(name.split())
+def shown(text: str) -> str:
+    """A text as it stands behind a label: further lines behind a space, unless they are empty."""
+    first, *rest = BREAK.split(well_formed(text))
+    return "\n".join([first, *(f" {line}" if line else "" for line in rest)])
+
+
+def without_chat_marks(hit: Hit) -> Hit:
+    """The hit with a backslash behind the first bracket of each chat mark in its text and names."""
+
+    def broken(text: str) -> str:
+        return CHAT_MARK.sub(r"\g<0>\\", text)
+
+    return replace(
+        hit,
+        text=broken(hit.text),
+        session=broken(hit.session) if isinstance(hit.session, str) else hit.session,
+        role=None if hit.role is None else broken(f"[{hit.role}]")[1:-1],  # as it may stand alone
+    )
+
+
+def _name(name: str, plain: re.Pattern[str]) -> str:
+    """A plain name as it is; others, and those that look like another one, as JSON strings."""
+    if plain.fullmatch(name) and normalize("NFKC", name) == name:
+        return name
+    return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
 def group_header(number: int) -> str:
@@ -150,7 +185,7 @@ def _time_keys(hits: Sequence[Hit]) -> dict[str, TimeKey]:
 def _inserted(hits: Sequence[Hit]) -> list[Hit]:
     """Hits in the order they were added: by number where ids are numbers, else as given."""
     if all(hit.id.isascii() and hit.id.isdigit() for hit in hits):
-        return sorted(hits, key=lambda hit: int(hit.id))
+        return sorted(hits, key=lambda hit: (len(hit.id), hit.id))
     return list(hits)
 
 
@@ -159,7 +194,7 @@ def _clock(seconds: float) -> str:
     if 0 <= seconds < COUNTER_BELOW:
         return f"t={seconds:.10g}"
     try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+        moment = datetime(1970, 1, 1) + timedelta(seconds=seconds)
     except OverflowError:  # beyond year 9999
         return f"t={seconds:.10g}"
-    return moment.strftime("%Y-%m-%d" if seconds % 86400 == 0 else "%Y-%m-%d %H:%M")
+    return moment.date().isoformat() if seconds % 86400 == 0 else moment.isoformat(" ", "minutes")

@@ -7,20 +7,28 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from rsm_torch.hits import Context, Hit
-from rsm_torch.layout import Entry, Layout, Order, arrange, entries, group_header, joined, line
+from rsm_torch.hits import Context, Hit, check_hit
+from rsm_torch.layout import (
+    Entry,
+    Layout,
+    Order,
+    arrange,
+    entries,
+    group_header,
+    joined,
+    without_chat_marks,
+)
 from rsm_torch.tokens import (
     SENTENCE_END,
     WORD_END,
     TokenCounter,
     fitting_end,
     token_counter,
-    well_formed,
 )
 
 __all__ = ["Context", "Hit", "pack"]
 
-CUT_MARK = " [...]"
+CUT_MARK = "\n[...]"
 LINE_SLACK = 3  # tokens by which a line may count more alone than among others
 SPARE_TRIES = 8
 GAP_SAMPLE = "[... 10 steps ...]\n"
@@ -34,11 +42,15 @@ def pack(
     order: Order = "best_first",
     truncate: bool = False,
     atom_order: Sequence[int] | None = None,
+    *,
+    escape_chat_marks: bool = False,
 ) -> Context:
     """The best of `hits` as one text of at most `max_tokens` tokens, headers included.
 
     Hits are admitted in the order given, each that still fits. The count is that of the final
-    text, since the tokens of parts do not add up to the tokens of the whole.
+    text, since the tokens of parts do not add up to the tokens of the whole. No text, session or
+    role can make a line that reads as another item, header or gap: `rsm_torch.layout` has the
+    format.
 
     Args:
         hits: best first.
@@ -52,21 +64,26 @@ def pack(
             instead of skipping it; one whose first sentence is longer than the whole budget at a
             word, else a character.
         atom_order: atoms best first; by default in the order in which `hits` show them.
+        escape_chat_marks: break what reads as a control token of a chat model, in texts and names:
+            a backslash behind the first bracket of any `<word>` without white space, of `[WORD]`
+            and `[/WORD]` in capitals, of `[|`, and of `]~` and its like. For readers whose
+            tokenizer takes such words in a prompt for the tokens themselves, as Hugging Face's do.
+            Off by default: texts come as they were stored, tags of HTML among them.
 
     Returns:
         The text, its exact token count and the ids in it: `""` when nothing fits.
 
     Raises:
-        TypeError: something that is not a `Hit`, by its place; `max_tokens` is not an int, or
-            `tokenizer` cannot count.
-        ValueError: `max_tokens` below 1, an unknown layout or order.
+        TypeError: something that is not a `Hit`, or a field of one, by its place; `max_tokens` is
+            not an int, or `tokenizer` cannot count.
+        ValueError: `max_tokens` below 1, an unknown layout or order, a time that is not finite, a
+            step or session of more than 64 bits.
     """
     _check(max_tokens, layout, order)
     count = token_counter(tokenizer)
     for place, hit in enumerate(hits):
-        if not isinstance(hit, Hit):
-            raise TypeError(f"hits[{place}]: expected a Hit, got {type(hit).__name__} {hit!r:.40}")
-    candidates = entries(hits)
+        check_hit(hit, f"hits[{place}]")
+    candidates = entries(list(map(without_chat_marks, hits)) if escape_chat_marks else hits)
     ranked = [*(atom_order or ()), *(entry.hit.atom for entry in candidates)]
     atom_rank = {atom: rank for rank, atom in enumerate(dict.fromkeys(ranked))}
 
@@ -155,27 +172,27 @@ class _Budget:
     def _cut(self, entry: Entry, limit: int) -> bool:
         """Cut the entry's text to whole sentences within `limit` tokens, or to whole words or
         characters if its first sentence is longer than the budget; False if nothing fits."""
-        room = limit - self.count(CUT_MARK + "\n") - self.count(line(entry.hit, ""))
-        text = well_formed(entry.hit.text)
+        room = limit - self.count(CUT_MARK + "\n") - self.count(f"{entry.label} ")
+        text = entry.text
         if room <= 0:
             return False
         end = fitting_end(self.count, text, 0, room, guess=4 * room)
-        if self._keep(entry, text, _ends(SENTENCE_END, text, end), limit):
+        if self._keep(entry, _ends(SENTENCE_END, text, end), limit):
             return True
         first = SENTENCE_END.search(text)
-        whole = line(entry.hit, text[: first.end()].rstrip() + CUT_MARK) if first else ""
+        whole = f"{entry.label} {text[: first.end()].rstrip()}{CUT_MARK}" if first else ""
         if first and self._line_cost(whole) + self.header + self.gap <= self.max_tokens:
             return False  # better none of it than half a sentence
         words, letters = _ends(WORD_END, text, end), [end - n * end // 8 for n in range(8)]
-        return self._keep(entry, text, words, limit) or self._keep(entry, text, letters, limit)
+        return self._keep(entry, words, limit) or self._keep(entry, letters, limit)
 
-    def _keep(self, entry: Entry, text: str, ends: list[int], limit: int) -> bool:
+    def _keep(self, entry: Entry, ends: list[int], limit: int) -> bool:
         """Cut the text at the first of these ends that leaves something, within `limit`."""
         for stop in ends:
-            kept = text[:stop].rstrip()
-            shorter = line(entry.hit, kept + CUT_MARK)
-            if kept and (cost := self.count(shorter + "\n")) <= limit:
-                entry.line, entry.truncated = shorter, True
+            kept = entry.text[:stop].rstrip()
+            cost = self.count(f"{entry.label} {kept}{CUT_MARK}\n")
+            if kept and cost <= limit:
+                entry.text, entry.truncated = kept + CUT_MARK, True
                 self.costs[entry.hit.id] = cost
                 return True
         return False

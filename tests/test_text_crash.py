@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from text_support import Hashed, partition
+from text_support import Hashed, chunks_held, partition
 
 from rsm_torch.text.memory import AgentMemory
 
@@ -31,7 +31,7 @@ def test_kill_in_the_middle_of_a_thousand_adds(tmp_path, seed):
         for number in range(len(stored)):
             item = stored[number + 1]
             assert (item.text, item.stream) == (f"text {number}", f"s{number % 7}")
-        assert int(memory.tensors.counts().members.sum()) == len(stored)
+        assert chunks_held(memory) == len(stored)
         with AgentMemory(Hashed()) as rebuilt:
             for number in range(len(stored)):
                 rebuilt.add(f"text {number}", f"s{number % 7}")

@@ -85,7 +85,6 @@ def test_every_verb_keeps_file_and_tensors_alike(tmp_path, name):
         memory.add(timed("b", 2000, 2003), "b")
         agree(memory)
         memory._store.close()  # as when the process ends here
-        memory._closed = True
     with AgentMemory(Hashed(), path=path) as memory:
         agree(memory)
         memory.reembed(Hashed(), tau=0.5)
@@ -157,9 +156,9 @@ def test_a_file_written_before_limits_were_kept_is_brought_within_them(tmp_path)
         settings["config"]["max_members"] = 7
         memory._store.set_meta(settings)
         memory._store.drop_snapshots()
-        memory._closed = True
         memory._store.close()
     with AgentMemory(Hashed(), path=path) as memory:
+        memory.slot("a")
         agree(memory)
         assert [item.text for item in memory.get_all("a")] == [f"t{n}" for n in range(23, 30)]
 

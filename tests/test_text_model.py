@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from text_support import Clock, Hashed, partition
+from text_support import Clock, Hashed, chunks_held, partition
 
 from rsm_torch.text import AgentMemory, Item
 
@@ -196,7 +196,7 @@ class Run:
             assert {hit.id: hit.score for hit in found} == pytest.approx(scores, abs=1e-5)
             assert memory.counts().get(stream, (0, 0))[0] == len(live)
             total += len(self.model.streams[stream])
-        assert int(memory.tensors.counts().members.sum()) == total
+        assert chunks_held(memory) == total
         assert set(memory.streams()) == {s for s in self.model.streams if self.model.live(s, now)}
 
 

@@ -13,6 +13,7 @@ from text_support import Clock, Hashed, Placed, break_commits, partition, state_
 
 from rsm_torch.calibrate import calibrate_tau
 from rsm_torch.text import AgentMemory, Item
+from rsm_torch.text.opened import MADE
 
 
 class Other(Hashed):
@@ -328,8 +329,8 @@ def test_reembed_goes_all_the_way_though_the_log_cannot_be_cleared(tmp_path, mon
     with AgentMemory(Hashed(), path=path, tau=0.4) as memory:
         memory.add(["0.9 a", "0.5 b"], "s")
         with monkeypatch.context() as patch:
-            patch.setattr(memory._store, "scrub", no_room)
-            with pytest.warns(RuntimeWarning, match="done; what was deleted is still"):
+            patch.setattr(memory._store._db, "_move_log", no_room)
+            with pytest.warns(RuntimeWarning, match="done; .* in the write-ahead log alone"):
                 memory.reembed(Placed(), tau=0.4)
         assert memory.embedder.name == "test/placed"
         memory.add("0.7 c", "s")
@@ -354,10 +355,11 @@ def test_an_interrupt_behind_the_commit_of_reembed(monkeypatch, place):
                 patch.setattr(memory._store._db, "run", interrupted)
             else:
                 patch.setattr(memory._state, "_go_on", once_interrupted(memory._state._go_on))
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt) as caught:
                 memory.reembed(Placed(), tau=0.4)
-        assert memory.embedder.name == "test/placed"
+        assert caught.value.__notes__ == [MADE]
         memory.add("0.7 c", "s")
+        assert memory.embedder.name == "test/placed"
         assert [hit.text for hit in memory.search("1", "s")] == ["0.9 a", "0.7 c", "0.5 b"]
 
 

@@ -2,10 +2,12 @@
 
 from rsm_torch.hits import Context, Hit
 from rsm_torch.text.address import Address, addresses
-from rsm_torch.text.chunking import chunk
+from rsm_torch.text.chunking import chunk, split_to_window
 from rsm_torch.text.embedders import Embedder, load_embedder
 from rsm_torch.text.items import Count, Item, StoredItem
 from rsm_torch.text.memory import AgentMemory
+from rsm_torch.text.mentions import Mentions, mentions
+from rsm_torch.text.messages import Messages, from_messages, from_pairs
 
 __all__ = [
     "Address",
@@ -15,8 +17,14 @@ __all__ = [
     "Embedder",
     "Hit",
     "Item",
+    "Mentions",
+    "Messages",
     "StoredItem",
     "addresses",
     "chunk",
+    "from_messages",
+    "from_pairs",
     "load_embedder",
+    "mentions",
+    "split_to_window",
 ]

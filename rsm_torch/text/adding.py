@@ -23,7 +23,9 @@ class Adding(OpenMemory):
         on_duplicate: OnDuplicate = "keep",
         ttl: float | None = None,
     ) -> list[str]:
-        """Store texts in a stream, in order; all of them or, if it raises, none.
+        """Store texts in a stream, in order; all of them or, if it raises, none. After an interrupt
+        all may be stored: a note of the exception says so. Repeating the call with
+        on_duplicate="skip" stores nothing twice and returns the ids.
 
         Args:
             texts: a str or `Item`, or a list of them. Not split: an embedder reads only the
@@ -45,8 +47,9 @@ class Adding(OpenMemory):
             TypeError, ValueError: an argument of the wrong kind, blank text or stream, vectors
                 that are NaN, infinite or zero.
         """
+        name = intake.read_stream(stream)
         rows = intake.read_texts(texts, times, metadata, self._expiry(ttl))
-        return self._add({stream: rows}, on_duplicate)[stream]
+        return self._add({name: rows}, on_duplicate)[name]
 
     @locked
     def add_many(
@@ -66,8 +69,7 @@ class Adding(OpenMemory):
         return intake.read_expiry(self.ttl if ttl is None else ttl, self._clock())
 
     def _add(self, given: dict[str, list[Row]], on_duplicate: str) -> dict[str, list[str]]:
-        if on_duplicate not in ("keep", "skip"):
-            raise ValueError(f"on_duplicate: expected keep or skip, got {on_duplicate!r}")
+        intake.read_choice(on_duplicate, "on_duplicate", ("keep", "skip"))
         names = {stream: intake.read_stream(stream) for stream in given}
         if len(set(names.values())) < len(names):
             raise ValueError(f"texts: a stream is named twice among {sorted(names)}")

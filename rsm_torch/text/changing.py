@@ -14,9 +14,10 @@ from rsm_torch.text.opened import OpenMemory, locked
 class Changing(OpenMemory):
     """The verbs `update`, `delete`, `delete_all` and `purge`.
 
-    What is deleted or replaced is overwritten in the file, its write-ahead log included. If the
-    disk is too full for the latter, the change is made, a warning says so, and the log is cleared
-    by the next change, `checkpoint` or `close` that finds room.
+    What is deleted or replaced is overwritten in the file, its write-ahead log included; copies of it
+    that SQLite left in gaps of pages go with the next `checkpoint` or `close`, which write the file
+    anew. If the disk is too full for either, the change is made, a warning says so, and it is tried
+    again by the next change, `checkpoint` or `close`.
     """
 
     @locked
@@ -43,13 +44,16 @@ class Changing(OpenMemory):
         if all(value is None for value in (text, time, metadata, ttl)):
             raise ValueError("update: give text, time, metadata or ttl to change")
         number, item = self._existing(id)
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"text: expected a str, got {type(text).__name__}")
         if text is not None:
             intake.read_texts(text)
+        changed = {} if metadata is None else intake.read_metadata(metadata, "metadata")
         row = intake.make_row(
             item.text if text is None else text,
             item.time if time is None else utc_seconds(time),
             item.step, item.session, item.role,
-            {**item.metadata, **intake.read_metadata(metadata or {}, "metadata")},
+            {**item.metadata, **changed},
             item.expires if ttl is None else intake.read_expiry(ttl, self._clock()),
         )  # fmt: skip
         if row.raw != item.text:

@@ -1,35 +1,45 @@
-"""One SQLite file that a memory has to itself: opening, checking, and errors that say what to do."""
+"""One SQLite file that a memory has to itself: opening, checking, and errors that say what to do.
+
+A change goes to the write-ahead log, as a whole or not at all, and from there into the file: at once
+if it erases, else with others when the log has grown.
+"""
 
 from __future__ import annotations
 
-import os
 import sqlite3
+import warnings
+import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from rsm_torch.text.schema import APPLICATION_ID, CHUNKS, ITEMS, META, MIGRATIONS, STREAMS
+from rsm_torch.text.claim import LOCK_WAIT_SECONDS, Claim
+from rsm_torch.text.schema import (
+    APPLICATION_ID,
+    ERASED,
+    IN_USE,
+    MIGRATIONS,
+    find_foreign,
+    find_misfit,
+    first_word,
+    listed,
+    next_word,
+)  # fmt: skip
+from rsm_torch.text.sqlite_errors import damaged, explanation
+from rsm_torch.text.wal import RESERVED, reserve
 
-LOCK_WAIT_SECONDS = 0.5
-SMALLEST_PAGE = 512  # bytes: no SQLite file with anything in it is smaller
-REMEDY = "restore it from a copy, or absorb what AgentMemory.export wrote into a new one"
-
-TABLES = {
-    "meta": META, "streams": STREAMS, "items": ITEMS, "chunks": CHUNKS,
-    "snapshots": "stream, chunks, rows, body",
-}  # fmt: skip
-
-BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-SYSTEM = {
-    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT,
-}  # fmt: skip
+LIMITS = {sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10**5, sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 50}
 
 
 class Database:
     """A connection that alone may use the file until it is closed (or its process ends).
+
+    It works in the process that opened it and in no other: a forked one has neither its locks nor
+    its thread, and writing or closing there would destroy what is written here. A file that may not
+    be written, or whose folder may not, is opened for reading.
 
     Args:
         path: a file, made if it does not exist; None: in RAM.
@@ -42,44 +52,71 @@ class Database:
 
     def __init__(self, path: str | Path | None):
         self.path = path
-        self._opened = False
+        self.word = 0  # of the header, as last read or written
+        self.made = self._making = 0  # the words of the last change, and of the one under way
         self._turn = object()  # of the newest transaction
-        self._failed: BaseException | None = None  # what was raised in a function called by SQL
-        if path is not None:
-            _check_file(Path(path))
+        self._log_is_due = False  # to be moved after this change, with what was erased
+        self._log_must_move = False  # before the next change
+        self._failed: list[BaseException] = []  # what was raised in a function called by SQL
+        self._close: weakref.finalize | None = None
+        self.claim = Claim(path)
+        self._has_file = path is not None and not self.claim.reads_only  # to write
+        try:
+            self._connect()
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        self.claim.trusted = True
+
+    def _connect(self) -> None:
+        file = self.claim.file
+        name, uri = ":memory:" if file is None else str(file), False
+        if file is not None and self.claim.reads_only:
+            name, uri = f"{file.as_uri()}?mode=ro&immutable=1", True
         with self._explained():
             self._connection = sqlite3.connect(
-                ":memory:" if path is None else str(path),
-                timeout=LOCK_WAIT_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
+                name, LOCK_WAIT_SECONDS, 0, None, check_same_thread=False, uri=uri
             )
+        # Also for who forgets to close: else SQLite would do it, and not say so in the file.
+        self._close = weakref.finalize(self, _finish, self._connection, self.claim)
+        self.claim.hold(self._connection)
+        for limit, most in LIMITS.items():
+            self._connection.setlimit(limit, most)
         # Damaged text must not fail here: its checksum tells.
         self._connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
-        self._connection.create_function("checksum", -1, self._checksum, deterministic=True)
-        try:
-            self._open()
-            self._opened = True
-        except BaseException:
-            self._connection.close()
-            raise
+        summed = _keeping(self._failed)  # not of `self`: SQLite would keep it, and it SQLite, open
+        self._connection.create_function("checksum", -1, summed, deterministic=True)
 
     def _open(self) -> None:
-        self.run("PRAGMA locking_mode = EXCLUSIVE")
-        self._check_content()  # before anything is written to a file that may not be ours
-        self.run("PRAGMA journal_mode = WAL")
-        self.run("PRAGMA synchronous = FULL")
-        self.run("PRAGMA secure_delete = ON")
-        self.run("PRAGMA foreign_keys = ON")
+        for setting in (
+            "locking_mode = EXCLUSIVE", "trusted_schema = OFF", "cell_size_check = ON",
+            "mmap_size = 0", "temp_store = MEMORY",
+        ):  # fmt: skip
+            self.run(f"PRAGMA {setting}")
+        version = self._check_content()  # before anything is written to a file that may not be ours
+        if self.claim.reads_only:
+            if version < len(MIGRATIONS):
+                raise self.claim.cannot_write(f"format version {version} is rewritten first")
+            return
+        if not version:
+            self.run("PRAGMA journal_mode = MEMORY")  # no other file before the log is in use
+        for setting in (
+            "journal_mode = WAL", "wal_autocheckpoint = 0", "synchronous = FULL",
+            "secure_delete = ON", "foreign_keys = ON",
+        ):  # fmt: skip
+            self.run(f"PRAGMA {setting}")
         self.run("BEGIN EXCLUSIVE")  # take the lock now, not at the first write
         self.run("COMMIT")
-        self._migrate()
-        for table, columns in TABLES.items():
-            self.run(f"SELECT {columns}, sum FROM {table} LIMIT 0")
+        if version < len(MIGRATIONS):
+            self._migrate(version)
+            self._check(find_misfit(self.one))
+        self.settle()
 
     # -- statements -------------------------------------------------------------------------
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple]:
+        self.claim.check()
         with self._explained():
             return self._connection.execute(sql, values).fetchall()
 
@@ -93,134 +130,271 @@ class Database:
 
     def each(self, sql: str, values: Iterable[Sequence[Any]]) -> None:
         """Run a statement once for each of `values`."""
+        self.claim.check()
         with self._explained():
             self._connection.executemany(sql, values)
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    # -- changes ----------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
         """All of what is done inside, or none of it."""
-        turn = self._turn = object()
-        try:
-            self.roll_back()  # one whose end an interrupt prevented
-            self.run("BEGIN IMMEDIATE")
-            yield
-            self.run("COMMIT")
-        except BaseException as error:
-            if self._turn is turn:
-                self.roll_back()
-            if type(error) is OSError and isinstance(error.__cause__, sqlite3.Error):
-                raise OSError(f"{error}; nothing was changed") from error.__cause__
-            raise
+        return Transaction(self)
+
+    def begin(self, turn: object) -> None:
+        if self.claim.reads_only:
+            raise self.claim.cannot_write()
+        self._turn = turn
+        self.roll_back()  # one whose end an interrupt prevented
+        self._read_word()
+        self._prepare_log()
+        self.run("BEGIN IMMEDIATE")
+        self._making = 0
+        self._write_word(next_word(self.word))  # first, so that page 1 is never of another number
+
+    def commit(self) -> None:
+        (self._making,) = self.one("PRAGMA user_version")
+        self.run("COMMIT")
+        self.word = self.made = self._making
+        if self._log_is_due or (self._has_file and self.claim.log.stat().st_size > RESERVED):
+            self.settle()
+
+    def mark_erased(self) -> None:
+        """Within a transaction: its log is to be emptied, and `rewrite` has something to do then."""
+        self._log_is_due = True
+        self._write_word(self.one("PRAGMA user_version")[0] | ERASED)
+
+    def _write_word(self, word: int) -> None:
+        self.run(f"PRAGMA user_version = {word}")
 
     def roll_back(self) -> None:
         """End the transaction that is under way, if any: SQLite may have done so by itself."""
+        self.claim.check()
         if self._connection.in_transaction:
+            self._log_must_move = True
             self.run("ROLLBACK")
 
+    def _read_word(self) -> int:
+        (self.word,) = self.one("PRAGMA user_version")
+        return self.word
+
+    def undo(self, error: BaseException) -> None:
+        """Roll back after an error, unless the change was made before it. Raises OSError that says
+        so for one of the system's."""
+        self._log_must_move = True  # some of the change may stand behind its end
+        self.roll_back()
+        if self._read_word() == self._making:
+            self.made = self.word
+        elif type(error) is OSError and error.__cause__ is not None:
+            raise OSError(f"{error}; nothing was changed") from error.__cause__
+
+    def _prepare_log(self) -> None:
+        """See that the file says that it has a log, and that nothing but zeros follows its end."""
+        if not self._has_file:
+            return
+        if self._log_must_move:
+            self._move_log()
+        if not self.word & IN_USE:
+            self._log_must_move = True
+            self.run("BEGIN IMMEDIATE")
+            self._write_word(next_word(self.word) | IN_USE)
+            self.run("COMMIT")
+            self._read_word()
+            self._move_log()
+
+    def settle(self) -> None:
+        """Move the log into the file. What it holds is made already, so that no room for this is no
+        error of it: it is tried again by a later change."""
+        if not self._has_file:
+            return
+        try:
+            self._move_log()
+        except OSError as error:
+            warnings.warn(
+                "done; until there is room it stands in the write-ahead log alone, and so may what "
+                f"was deleted ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _move_log(self) -> None:
+        if self.one("PRAGMA wal_checkpoint(TRUNCATE)")[0]:
+            raise self.claim.in_use()
+        reserve(self.claim.log)
+        self._log_is_due = self._log_must_move = False
+
+    def rewrite(self) -> None:
+        """Write the file anew without what was erased, of which deleting leaves copies in gaps of
+        pages. Nothing happens if nothing was erased since.
+
+        It takes the time of writing the file three times, and twice its room meanwhile: in the log
+        and in a file of SQLite's temporary folder, which only holds what is kept.
+        """
+        if not self._has_file or not self._read_word() & ERASED:
+            return
+        try:
+            self.run("PRAGMA temp_store = FILE")
+            self._prepare_log()
+            self._log_must_move = True
+            self.run("VACUUM")
+            with self.transaction():
+                self._write_word(self.one("PRAGMA user_version")[0] & ~ERASED)
+                self._log_is_due = True
+        except OSError as error:
+            warnings.warn(
+                f"done; traces of what was deleted stay in the file until there is room ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        finally:
+            self.run("PRAGMA temp_store = MEMORY")
+
+    @property
+    def closed(self) -> bool:
+        return self._close is not None and not self._close.alive
+
     def close(self) -> None:
-        with self._explained():
-            self._connection.close()
+        """Release the file; in another process, nothing. Again: what an interrupt prevented."""
+        if self._close is not None:
+            self._close()
+            if self.claim.here:
+                self._connection.close()
+        self.claim.release()
 
     # -- checks -----------------------------------------------------------------------------
 
     def damaged(self, what: object) -> ValueError:
         """The error to raise where the contents cannot be what was written."""
-        return ValueError(f"path: {self.path} is damaged, or is truncated ({what}); {REMEDY}")
+        return damaged(self.claim, what)
 
-    def _check_content(self) -> None:
-        (problem,) = self.one("PRAGMA integrity_check(1)")
-        if problem != "ok":
-            raise self.damaged(problem)
-        if self.path is not None and not _has_log(self.path):
-            size, (page,) = Path(self.path).stat().st_size, self.one("PRAGMA page_size")
-            if size % page:
-                raise self.damaged(f"its {size} bytes are not whole pages")
-        empty = self.one("SELECT count(*) FROM sqlite_master") == (0,)
-        if not empty and self.one("PRAGMA application_id") != (APPLICATION_ID,):
+    def _check_content(self) -> int:
+        """Whether all is as this library would have written it; the version, 0 of an empty file."""
+        found = listed(self.rows)
+        version = self._read_word() & 0xFF if found else 0
+        if found and self.one("PRAGMA application_id") != (APPLICATION_ID,):
             raise ValueError(f"path: {self.path} is a SQLite file of another program, not a memory")
-        (version,) = self.one("PRAGMA user_version")
         if version > len(MIGRATIONS):
             raise ValueError(
                 f"path: {self.path} has format version {version}; this rsm_torch reads up to "
                 f"{len(MIGRATIONS)}. Upgrade rsm_torch to open it"
             )
-        if not empty and version < 1:
-            raise self.damaged(f"format version {version}")
+        if self.path is not None:
+            size, (page,) = Path(self.path).stat().st_size, self.one("PRAGMA page_size")
+            if size % page:
+                raise self.damaged(f"its {size} bytes are not whole pages")
+        self._check(find_foreign(found, version))  # first: all further SQL is run by the schema
+        self._check(*self.one("PRAGMA integrity_check(1)"))
+        if version == len(MIGRATIONS):
+            self._check(find_misfit(self.one))
+        return version
 
-    def _migrate(self) -> None:
-        (version,) = self.one("PRAGMA user_version")
-        for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
-            with self.transaction():
-                for statement in migration():
-                    self.run(statement)
-                self.run(f"PRAGMA application_id = {APPLICATION_ID}")
-                self.run(f"PRAGMA user_version = {number}")
+    def _check(self, problem: str | None) -> None:
+        if problem not in (None, "ok"):
+            raise self.damaged(problem)
 
-    def _checksum(self, *values: Any) -> int:
-        """`checksum` for SQL; SQLite tells of an exception, as by Ctrl-C, but not which."""
-        try:
-            return checksum(*values)
-        except BaseException as error:
-            self._failed = error
-            raise
+    def _migrate(self, version: int) -> None:
+        self.run("BEGIN IMMEDIATE")
+        for migration in MIGRATIONS[version:]:
+            for statement in migration():
+                self.run(statement)
+        self.run(f"PRAGMA application_id = {APPLICATION_ID}")
+        # Before changes were numbered, what was erased stayed in pages.
+        self._write_word(first_word(erased=version > 0))
+        self.run("COMMIT")
+        self._read_word()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        self._failed = None
+        self._failed.clear()
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
             raise  # a fault of this library, not of the file
         except sqlite3.Error as error:
-            if self._failed is not None:
-                raise self._failed from None
+            if self._failed:
+                raise self._failed.pop() from None
             if "user-defined function raised" in str(error):
-                # Outside the `try` of `_checksum` only a signal, as of Ctrl-C, can raise.
+                # Outside the `try` of `_keeping` only a signal, as of Ctrl-C, can raise.
                 raise KeyboardInterrupt from error
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            if code == sqlite3.SQLITE_ERROR and self._opened:
+            if code == sqlite3.SQLITE_ERROR and self.claim.trusted:
                 raise  # says nothing of the file, whose tables were looked at on opening
-            raise self._explanation(error) from error
+            raise explanation(error, self.claim) from error
         except UnicodeDecodeError as error:  # of a message that quotes what is damaged
             raise self.damaged(error) from error
 
-    def _explanation(self, error: sqlite3.Error) -> Exception:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        where = "the memory in RAM" if self.path is None else self.path
-        if code in BUSY:
-            return BlockingIOError(
-                f"path: {where} is open in another memory or process; close that one first"
-            )
-        # A file that the system lets us write, and that says it is not to be written, is damaged.
-        writable = self.path is not None and os.access(self.path, os.W_OK)
-        if code in SYSTEM and not (code == sqlite3.SQLITE_READONLY and writable):
-            return OSError(f"path: cannot use {where}: {error}")
-        if code == sqlite3.SQLITE_TOOBIG:
-            return ValueError(f"path: {where} cannot hold a text that long ({error})")
-        if code == sqlite3.SQLITE_NOTADB:
-            return ValueError(f"path: {where} is not a memory, or is truncated ({error})")
-        return self.damaged(error)
+
+class Transaction:
+    """A `with` block whose changes are made at its end, or not at all."""
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    def __enter__(self) -> None:
+        self._database.begin(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        database = self._database
+        if database._turn is not self:
+            return  # of an interrupted one, collected late
+        try:
+            if error is None:
+                database.commit()
+        except BaseException as failed:
+            database.undo(failed)
+            raise
+        if error is not None:
+            database.undo(error)
 
 
-def _check_file(path: Path) -> None:
-    """What can be said without opening it: closing it again would drop this process's locks."""
-    if str(path) == ":memory:" or str(path).startswith("file:"):
-        raise ValueError(f"path: {path} is a name of SQLite's; use path=None for RAM, or a file")
-    if path.is_dir():
-        raise IsADirectoryError(f"path: {path} is a folder; expected a file")
-    if not path.exists() and not path.parent.is_dir():
-        raise FileNotFoundError(f"path: there is no folder {path.parent} to make {path.name} in")
-    if path.exists() and 0 < path.stat().st_size < SMALLEST_PAGE:
-        raise ValueError(f"path: {path} is not a memory, or is truncated; {REMEDY}")
+def _finish(connection: sqlite3.Connection, claim: Claim) -> None:
+    """Close a database: its log is in the file then, and the file says that there is none.
 
-
-def _has_log(path: str | Path) -> bool:
-    """Whether a write-ahead log waits to be moved into the file, as after a crash."""
-    log = Path(f"{path}-wal")
-    return log.exists() and log.stat().st_size > 0
+    Where that fails, as on a full disk, or is interrupted, file and log stay as after a kill; and as
+    they were where the file was refused.
+    """
+    if not claim.here:
+        return
+    done = claim.file is None or claim.reads_only
+    try:
+        if claim.trusted and not done:
+            connection.rollback()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            (word,) = connection.execute("PRAGMA user_version").fetchone()
+            if word & IN_USE:
+                reserve(claim.log)
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA user_version = {next_word(word) & ~IN_USE}")
+                connection.execute("COMMIT")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            done = True
+    except (sqlite3.Error, OSError) as error:
+        warnings.warn(f"closed, with what its log holds: {error}", RuntimeWarning, stacklevel=2)
+    finally:
+        if not done:
+            connection.interrupt()
+        connection.close()
+        claim.release()
 
 
 def checksum(*values: Any) -> int:
     """CRC-32 of the values of a row, their kinds and lengths included."""
     small = repr([(len(v),) if type(v) is bytes else v for v in values]).encode()
     return zlib.crc32(b"".join(v for v in values if type(v) is bytes), zlib.crc32(small))
+
+
+def _keeping(failed: list[BaseException]) -> Callable[..., int]:
+    """`checksum` for SQL; SQLite tells of an exception, as by Ctrl-C, but not which."""
+
+    def summed(*values: Any) -> int:
+        try:
+            return checksum(*values)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    return summed

@@ -12,6 +12,7 @@ import base64
 import json
 import math
 import os
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,9 +59,11 @@ def write_exchange(
         "format": FORMAT, "version": VERSION, "items": items,
         "vectors": vectors, "dim": settings.config.dim, **settings.to_dict(),
     }  # fmt: skip
-    partial = path.with_name(f"{path.name}.partial")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: there is no folder to make {path} in")
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")  # a name that nobody else has
     try:
-        with open(partial, "w", **ENCODING) as file:  # type: ignore[call-overload]
+        with open(partial, "x", **ENCODING) as file:  # type: ignore[call-overload]
             file.write(json.dumps(sealed(header)) + "\n")
             for stream, content in contents:
                 for fields in _lines(stream, content, vectors):
@@ -115,6 +118,8 @@ def read_exchange(path: Path) -> Exchanged:
         OSError: it cannot be read.
         ValueError: it is no such file, of a newer version, truncated, or a line is wrong.
     """
+    if not path.exists():
+        raise FileNotFoundError(f"path: there is no file {path}")
     with open(path, **ENCODING) as file:  # type: ignore[call-overload]
         header, settings = _header(path, file)
         dim = settings.config.dim if header["vectors"] else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch.nn.functional import normalize
 from rsm_torch.calibrate import Calibration
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
-from rsm_torch.records import Written
-from rsm_torch.retrieve import AtomScore, ChunkScore
+from rsm_torch.outputs import AtomScore, ChunkScore, Written
+from rsm_torch.quantise import use
+from rsm_torch.text.intake import read_choice
 from rsm_torch.text.items import Count
 from rsm_torch.text.store import Chunks
 
@@ -42,6 +43,8 @@ class Read:
                 raise TypeError(f"{name}: expected an int, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
+        read_choice(self.atom_score, "atom_score", get_args(AtomScore))
+        read_choice(self.chunk_score, "chunk_score", get_args(ChunkScore))
 
 
 @dataclass
@@ -77,6 +80,11 @@ class StreamIndex:
         found = self.tensors.counts()
         members, atoms = found.members.tolist(), found.atoms.tolist()
         return {stream: Count(members[row], atoms[row]) for stream, row in self.rows.items()}
+
+    def held(self, stream: int) -> int:
+        """How many chunks a stream has; what it costs does not depend on other streams."""
+        row = self.rows.get(stream)
+        return 0 if row is None else int(self.tensors.counts([row]).members)
 
     # -- changing ---------------------------------------------------------------------------
 
@@ -145,9 +153,8 @@ class StreamIndex:
     def _members(self, stream: int) -> Iterable[tuple[int, int]]:
         """Chunks of a stream, each with the name of its atom."""
         row = self.rows[stream]
-        bank, n = self.tensors.bank, int(self.tensors.bank.n_members[row])
-        labels = bank.atom_labels[row][bank.member_atom[row, :n].to(torch.int64)]
-        return zip(bank.ids[row, :n].tolist(), labels.tolist(), strict=True)
+        held, names = self.tensors.members(row), self.tensors.atom_labels(row)
+        return zip(held.ids.tolist(), names[held.atoms].tolist(), strict=True)
 
     def reload(self, streams: Mapping[int, Chunks]) -> None:
         """Make these streams hold exactly these chunks."""
@@ -174,38 +181,36 @@ class StreamIndex:
 
     def draft(self, streams: Iterable[int]) -> StreamIndex:
         """A copy of these streams alone, to change while this one stays; see `adopt`."""
-        bank = self.tensors.bank
-        if self.tensors.config.storage == "pq" and bank.codebook is None:
+        codebook = self.tensors.state.codebook
+        if self.tensors.config.storage == "pq" and codebook is None:
             streams = list(self.rows)  # whichever change trains it changes all rows
         held = [stream for stream in streams if stream in self.rows]
         if held:
             draft = StreamIndex(self.tensors.extract([self.rows[stream] for stream in held]))
         else:
             config, calibration = self.tensors.config, self.tensors.calibration
-            draft = StreamIndex(StreamMemory(config, 1, bank.device, calibration=calibration))
-            if bank.codebook is not None:
-                draft.tensors.bank.use_codebook(bank.codebook)
+            device = self.tensors.device
+            draft = StreamIndex(StreamMemory(config, 1, device, calibration=calibration))
+            if codebook is not None:
+                use(draft.tensors.state, codebook)
         draft.rows = {stream: row for row, stream in enumerate(held)}
         return draft
 
     def adopt(self, draft: StreamIndex, streams: Iterable[int]) -> None:
         """Make these streams what they are in the draft of them."""
-        if draft.tensors.bank.codebook is not None and self.tensors.bank.codebook is None:
+        if draft.tensors.state.codebook is not None and self.tensors.state.codebook is None:
             self.tensors, self.rows = draft.tensors, draft.rows
             return
         for stream in streams:
             self.reset(stream)
         kept = [stream for stream in streams if stream in draft.rows]
         if kept:
-            rows = torch.tensor([draft.rows[stream] for stream in kept])
-            self.load(kept, draft.tensors.bank.flat(rows))
+            self.load(kept, draft.tensors.flat([draft.rows[stream] for stream in kept]))
 
     def load(self, streams: Sequence[int], flat: Mapping[str, Tensor]) -> None:
-        """Fill streams that hold nothing from what `Bank.flat` gave of as many."""
+        """Fill streams that hold nothing from what `StreamMemory.flat` gave of as many."""
         self._take_rows(streams)
-        rows = torch.tensor([self.rows[stream] for stream in streams], dtype=torch.int64)
-        with torch.inference_mode(False), torch.no_grad():
-            self.tensors.bank.load_flat(dict(flat), rows.to(self.tensors.device))
+        self.tensors.fill([self.rows[stream] for stream in streams], dict(flat))
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -218,8 +223,7 @@ class StreamIndex:
             allowed: the chunks that may be found; None: all. Where those in the best atoms are
                 too few, all atoms are looked into, unless the read says how many.
         """
-        row = self.rows.get(stream)
-        held = 0 if row is None else int(self.tensors.counts([row]).members)
+        row, held = self.rows.get(stream), self.held(stream)
         hidden = 0 if allowed is None else held - len(allowed)
         top_k = min(read.top_k, held - hidden)
         if row is None or top_k == 0:
@@ -242,6 +246,18 @@ class StreamIndex:
         )
         pairs = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), strict=True)
         return [(chunk, score) for chunk, score in pairs if chunk >= 0]
+
+    def scores(self, q: Tensor, stream: int, kind: ChunkScore = "cosine") -> tuple[Tensor, Tensor]:
+        """Ids [n], rising, of all chunks of a stream and their scores [n] for q [D]."""
+        row = self.rows.get(stream)
+        if row is None:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        if kind == "cosine":
+            ids, scores = self.tensors.scores(q[None], row)
+            return ids.cpu(), scores[:, 0].cpu()
+        hits = self.tensors.search(q[None], [row], ALL_ATOMS, self.held(stream), "centroid", kind)
+        ids, order = hits.ids[0].cpu().sort()
+        return ids, hits.scores[0].cpu()[order]
 
     def cosines(self, q: Tensor, vectors: Tensor) -> Tensor:
         """Of q [D] with vectors [N, D], as a search scores them."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal
 
 from rsm_torch.text.items import Item, Time, utc_seconds
 
 UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")  # Unicode categories: control, format, separators
+
+ROLES = {"system", "developer", "user", "human", "assistant", "ai", "tool", "function"}
+_EXPECTED = "expected a str, an Item or a list of them"
 
 OnDuplicate = Literal["keep", "skip"]
 Texts = str | Item | Sequence[str | Item]
@@ -76,25 +81,45 @@ def read_texts(
     single = isinstance(texts, (str, Item))
     given = [texts] if single else texts
     if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise TypeError(f"texts: expected a str, an Item or a list of them, got {_kind(texts)}")
+        raise TypeError(f"texts: {_EXPECTED}, got {_kind(texts)}{_hint(texts)}")
+    if _is_pair(given):
+        raise TypeError(f"texts: got the pair {given!r:.80}{_hint(given)}")
     all_times = _parallel(times, single, len(given), "times")
     all_metadata = _parallel(metadata, single, len(given), "metadata")
     rows = []
     for place, text in enumerate(given):
         time, extra = all_times[place], all_metadata[place]
-        where = "texts" if single else f"texts[{place}]"
+        at = "" if single else f"[{place}]"
         if isinstance(text, Item):
             if time is not None or extra is not None:
                 raise ValueError(
-                    f"{where}: is an Item; give its time and metadata in the Item, not beside it"
+                    f"texts{at}: is an Item; give its time and metadata in the Item, not beside it"
                 )
-            rows.append(row_of(text, where, expires))
+            rows.append(row_of(text, f"texts{at}", expires))
         elif isinstance(text, str):
-            item = Item(text, time=time, metadata=extra or {})
-            rows.append(row_of(item, where, expires))
+            item = Item(
+                text, utc_seconds(time, f"times{at}"), metadata={} if extra is None else extra
+            )
+            rows.append(row_of(item, f"texts{at}", expires, f"metadata{at}"))
         else:
-            raise TypeError(f"{where}: expected a str or an Item, got {_kind(text)}")
+            raise TypeError(f"texts{at}: expected a str or an Item, got {_kind(text)}{_hint(text)}")
     return rows
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is (role, text), which would be taken for two texts."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(part, str) for part in value)
+        and value[0].strip().lower() in ROLES
+    )
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, Mapping) or hasattr(value, "model_dump"):
+        return "; for chat messages give from_messages(messages).items"
+    return "; for (role, text) pairs give from_pairs(pairs)" if isinstance(value, tuple) else ""
 
 
 def _parallel(values: Any, single: bool, count: int, name: str) -> list[Any]:
@@ -110,8 +135,8 @@ def _parallel(values: Any, single: bool, count: int, name: str) -> list[Any]:
     return list(values)
 
 
-def row_of(item: Item, where: str, expires: float | None = None) -> Row:
-    """The row of an item, whose name in errors is `where`."""
+def row_of(item: Item, where: str, expires: float | None = None, extra: str | None = None) -> Row:
+    """The row of an item, whose name in errors is `where`, and its metadata's `extra`."""
     if not isinstance(item.text, str):
         raise TypeError(f"{where}: expected text as a str, got {_kind(item.text)}")
     if is_blank(item.text):
@@ -122,16 +147,18 @@ def row_of(item: Item, where: str, expires: float | None = None) -> Row:
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise TypeError(f"{where}.step: expected an int, got {step!r}")
     if step is not None and not -(2**63) <= step < 2**63:
-        raise ValueError(f"{where}.step: expected an int of 64 bits, got {step}")
+        raise ValueError(f"{where}.step: expected an int of 64 bits")
     if isinstance(session, bool) or not isinstance(session, (int, str, type(None))):
         raise TypeError(f"{where}.session: expected an int or a str, got {session!r}")
+    if isinstance(session, int) and not -(2**63) <= session < 2**63:
+        raise ValueError(f"{where}.session: expected an int of 64 bits, or a str")
     if role is not None and not isinstance(role, str):
         raise TypeError(f"{where}.role: expected a str, got {role!r}")
     return make_row(
         item.text,
         utc_seconds(item.time, f"{where}.time"),
         step, session, role,
-        read_metadata(item.metadata, f"{where}.metadata"),
+        read_metadata(item.metadata, extra or f"{where}.metadata"),
         expires,
     )  # fmt: skip
 
@@ -171,7 +198,8 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         return json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise type(error)(f"{where}: JSON cannot hold it ({error})") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{where}: JSON cannot hold it ({error})") from error
 
 
 def read_expiry(ttl: float | None, now: float) -> float | None:
@@ -193,18 +221,66 @@ def read_expiry(ttl: float | None, now: float) -> float | None:
     return None if math.isinf(seconds) else now + seconds
 
 
-def read_stream(stream: str) -> str:
+def read_stream(stream: str, argument: str = "stream") -> str:
     """The stream's name, trimmed.
 
     Raises:
         TypeError, ValueError: not a str; blank; or with lone surrogates.
     """
-    name = read_words(stream, "stream")
+    name = read_words(stream, argument)
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"stream: {stream!r} holds a lone surrogate; expected Unicode") from None
+        raise ValueError(f"{argument}: {name!r} holds a lone surrogate; expected Unicode") from None
     return name
+
+
+def read_streams(streams: Iterable[str], argument: str = "streams") -> list[str]:
+    """Names of streams, trimmed."""
+    if isinstance(streams, str | bytes) or not isinstance(streams, Iterable):
+        raise TypeError(f"{argument}: expected a list of streams, got {_shown(streams)}")
+    return [read_stream(stream, f"{argument}[{n}]") for n, stream in enumerate(streams)]
+
+
+def read_flag(value: bool, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {_shown(value)}")
+    return value
+
+
+def read_choice(value: str, name: str, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {_shown(value)}")
+    return value
+
+
+def read_tokenizer(tokenizer: Any) -> None:
+    """Raise TypeError for text, whose `encode` is not that of a tokenizer."""
+    if isinstance(tokenizer, str | bytes):
+        raise TypeError(
+            "tokenizer: expected one, or a function from text to a number, got its name"
+        )
+
+
+def read_file(path: str | Path) -> Path:
+    """The name of a file to read or write, which must be a plain file if it exists.
+
+    Raises:
+        TypeError, ValueError: no name of a file; something else is there.
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise TypeError(f"path: expected the name of a file, got {_shown(path)}")
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError("holds a NUL")
+        found = Path(path)
+        if found.exists() and not found.is_file() and not found.is_dir():
+            raise ValueError("is no plain file")
+    except ValueError as error:  # of names, too, that the system cannot have
+        raise ValueError(f"path: {str(path)!r:.80}: {error}") from error
+    if found.is_dir():
+        raise IsADirectoryError(f"path: {path} is a folder; expected a file")
+    return found
 
 
 def read_words(value: str, name: str) -> str:
@@ -237,3 +313,7 @@ def read_id(id: str) -> int | None:
 
 def _kind(value: object) -> str:
     return type(value).__name__
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80] if isinstance(value, str | int | float) else _kind(value)

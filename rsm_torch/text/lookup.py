@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,11 +27,31 @@ _ITEM_WIDTH = _ITEM.count(",") + 1
 _LIVE = "(items.expires IS NULL OR items.expires > ?)"
 
 
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)  # NaN and infinities are never written
+
+
 class Found(NamedTuple):
     """An item and its chunk."""
 
     item: int
     chunk: int
+
+
+class Readable(NamedTuple):
+    """What reading uses of an item."""
+
+    chunk: int
+    item: int
+    text: str
+    time: float | None
+    step: int | None
+    session: int | str | None
+    role: str | None
+    expires: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +98,30 @@ class Lookup:
             row = self._row(fields)
             place = {
                 "step": row.step,
-                "session": self._parsed(row.session),
-                "role": self._parsed(row.role),
+                "session": self._parsed(row.session, int, str),
+                "role": self._parsed(row.role, str),
             }
-            if chosen.matches(place, self._parsed(row.metadata), row.time):
+            if chosen.matches(place, self._parsed(row.metadata, dict), row.time):
                 found.append(Found(fields[0], chunk))
         return found
 
-    def live_chunks(self, stream: int) -> list[int]:
-        """The chunks of a stream, in the order their items were added."""
-        query = f"SELECT chunks.id {_JOINED} WHERE items.stream = ? AND {_LIVE} ORDER BY items.id"
-        return [chunk for (chunk,) in self._db.rows(query, (stream, self.clock()))]
+    def readable(self, stream: int, after: int, others: Collection[int] = ()) -> list[Readable]:
+        """A stream's items whose chunks come after `after`, expired or not, and those of `others`."""
+        query = f"SELECT {_ITEM}, chunks.id {_JOINED} WHERE chunks.stream = ? AND "
+        rows = [
+            row
+            for some in _batches(sorted(others))
+            for row in self._db.rows(f"{query} chunks.id IN ({_marks(some)})", (stream, *some))
+        ]
+        rows += self._db.rows(f"{query} chunks.id > ? ORDER BY chunks.id", (stream, after))
+        found = []
+        for *fields, chunk in rows:
+            row = self._row(fields)
+            session, role = self._parsed(row.session, int, str), self._parsed(row.role, str)
+            found.append(
+                Readable(chunk, fields[0], row.raw, row.time, row.step, session, role, row.expires)
+            )
+        return found
 
     def expired(self, now: float) -> dict[int, list[Found]]:
         """By stream, what outlived its time."""
@@ -121,7 +154,7 @@ class Lookup:
         keys = []
         for *fields, chunk in self._db.rows(f"{query} ORDER BY chunks.id", values):
             row = self._row(fields)
-            keys.append(Key(chunk, row.step, self._parsed(row.session), row.time))
+            keys.append(Key(chunk, row.step, self._parsed(row.session, int, str), row.time))
         return keys
 
     def counts(self, streams: Sequence[int] | None = None) -> dict[int, Count]:
@@ -154,8 +187,9 @@ class Lookup:
         for *fields, stream, atom, chunk in self._db.rows(query, values):
             row = self._row(fields)
             yield chunk, StoredItem(
-                str(fields[0]), row.raw, stream, atom, row.time, row.step, self._parsed(row.session),
-                self._parsed(row.role), self._parsed(row.metadata), row.expires,
+                str(fields[0]), row.raw, stream, atom, row.time, row.step,
+                self._parsed(row.session, int, str), self._parsed(row.role, str),
+                self._parsed(row.metadata, dict), row.expires,
             )  # fmt: skip
 
     def chunk_of(self, id: int) -> tuple[int, int]:
@@ -219,11 +253,17 @@ class Lookup:
             raise self._db.damaged(f"{kind} {row[0]!r} does not have its checksum")
         return row
 
-    def _parsed(self, value: str | None) -> Any:
+    def _parsed(self, value: str | None, *kinds: type) -> Any:
+        """What a column of JSON holds; of one of these kinds, unless it is NULL."""
+        if value is None:
+            return None
         try:
-            return None if value is None else json.loads(value)
-        except ValueError as error:
+            found = _JSON.decode(value)
+        except (ValueError, RecursionError) as error:
             raise self._db.damaged(error) from error
+        if kinds and type(found) not in kinds:
+            raise self._db.damaged(f"{value!r:.40} is no {kinds[-1].__name__}")
+        return found
 
     def _row(self, fields: Sequence[Any]) -> Row:
         id, _, text, time, step, session, role, metadata, hash, expires, _ = self._checked(
@@ -245,7 +285,11 @@ class Lookup:
             known = {key.id: key.time for key in self.keys(stream, expired=True)}
             each = (known[row[0]] for row in rows)
             times = torch.tensor([math.nan if t is None else t for t in each], dtype=torch.float64)
-        return Chunks(ids, _vectors([row[3] for row in rows]), atoms, times)
+        vectors = _vectors([row[3] for row in rows])
+        wrong = ids[~vectors.isfinite().all(1) | ~vectors.any(1)] if rows else ids
+        if len(wrong):
+            raise self._db.damaged(f"chunk {int(wrong[0])} is NaN, infinite or zero")
+        return Chunks(ids, vectors, atoms, times)
 
 
 def _batches(ids: Sequence[int]) -> Iterator[Sequence[int]]:

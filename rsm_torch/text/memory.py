@@ -15,6 +15,11 @@ class AgentMemory(Adding, Finding, Changing, Moving):
     update, delete, delete_all and purge; fork, merge, export, absorb and reembed.
 
     Safe to call from threads, and from asyncio by `asyncio.to_thread`. A `with` block closes it.
+    It works in the process that opened it: in another, as in the workers of a server that forks,
+    every verb raises RuntimeError, and `close` does nothing; open one there.
+
+    An interrupt (Ctrl-C) leaves the state from before a verb or from after it; if it came after,
+    the exception has a note that says so. The next verb may take as long as opening the file.
 
     Args:
         embedder: what `load_embedder` accepts.
@@ -23,9 +28,13 @@ class AgentMemory(Adding, Finding, Changing, Moving):
             from the newest `Item.time` of a stream, and reading does not count as use for
             "least_used". members="none" is refused: it could find no item.
         path: a SQLite file that keeps everything, made if missing; one memory at a time may have
-            it open. Closing keeps the tensors in it, too, so that it reopens as it was; after a
-            crash, those of streams that changed are rebuilt, to the same atoms; with members="coefficients",
-            coefficients, and so scores, are then computed anew and may differ. None: RAM only.
+            it open. While it is in use, and after a crash, the log beside it, "-wal", belongs to it:
+            neither is to be moved, copied or deleted alone. Closing keeps the tensors in the file,
+            too, so that it reopens as it was; after a crash, those of streams that changed are
+            rebuilt, to the same atoms; with members="coefficients", coefficients, and so scores, are
+            then computed anew and may differ. A file that may not be written, or whose folder may
+            not, is opened for reading, by any number of processes: what would change it raises
+            PermissionError. None: RAM only.
         device: of the embedder and of the tensors; "auto" is CUDA when there is one.
         tau: the gate's threshold, instead of a config.
         calibration: of the embedder's space: its tau (unless `config` or `tau` says another) and
@@ -34,6 +43,10 @@ class AgentMemory(Adding, Finding, Changing, Moving):
         ttl: seconds that items are kept unless `add` says otherwise; None: for ever. Not kept in
             the file.
         clock: the time now in seconds since the epoch, by which items expire.
+        max_bytes: of tensors to keep, about. A stream's tensors are loaded from the store when it is
+            first used; if there are more, those of the streams that were not used for longest are
+            dropped until they are used again. The streams of one call stay whatever they take. None:
+            keep all.
 
     Without config, tau or calibration, tau starts at the default of `RSMConfig` and is calibrated
     once, by the `add` that brings the memory to 32 items: the 0.70 quantile of the cosines, within
@@ -42,9 +55,10 @@ class AgentMemory(Adding, Finding, Changing, Moving):
     0.98 for grid games, so that no fixed number does.)
 
     Raises:
-        ValueError: the file belongs to another embedder, width, config or tau; it is damaged or
-            no memory, which any verb may also find when it comes to a damaged row; `config` and
-            `tau` are both given.
+        TypeError: an argument of another kind.
+        ValueError: the file belongs to another embedder, width, config or tau; it or its log is
+            damaged, missing or no memory's, which any verb may also find when it comes to a damaged
+            row; `config` and `tau` are both given.
         BlockingIOError: the file is open in another memory or process.
         OSError: the file cannot be opened or, by any verb, written, as on a full disk (nothing has
             changed then); the embedder cannot be loaded.

@@ -33,7 +33,7 @@ class Moving(OpenMemory):
             KeyError: `src` was never written.
             ValueError: `dst` holds items, or is `src`.
         """
-        content, name = self._content(src), intake.read_stream(dst)
+        content, name = self._content(src), intake.read_stream(dst, "dst")
         held = self.counts().get(name)
         if held is not None:
             raise ValueError(
@@ -53,7 +53,7 @@ class Moving(OpenMemory):
         Raises:
             KeyError: `src` was never written.
         """
-        content, name = self._content(src), intake.read_stream(dst)
+        content, name = self._content(src), intake.read_stream(dst, "dst")
         known = self._state.streams.get(name)
         new = [
             place
@@ -81,13 +81,14 @@ class Moving(OpenMemory):
             KeyError: a stream never written.
             OSError: the file cannot be written.
         """
-        if isinstance(streams, str):
-            raise TypeError(f"streams: expected a list of streams, got the str {streams!r}")
-        names = self.streams() if streams is None else map(intake.read_stream, streams)
+        file, vectors = intake.read_file(path), intake.read_flag(vectors, "vectors")
+        if self._store.uses(file):
+            raise ValueError(f"path: {path} is this memory's own; export to another file")
+        names = self.streams() if streams is None else intake.read_streams(streams)
         chosen = {name: self._store.select(self._known(name)) for name in names}
         total = sum(map(len, chosen.values()))
         contents = self._contents(chosen)
-        write_exchange(Path(path), self._state.settings, vectors, total, contents)
+        write_exchange(file, self._state.settings, vectors, total, contents)
         return total
 
     @locked
@@ -111,12 +112,12 @@ class Moving(OpenMemory):
             ValueError: it is no such file, is truncated or damaged, or holds several streams
                 though `into` names one.
         """
-        file = read_exchange(Path(path))
+        file = read_exchange(intake.read_file(path))
         contents = {name: self._unexpired(some) for name, some in file.contents.items()}
         if into is not None:
             if len(contents) > 1:
                 raise ValueError(f"into: {path} holds {len(contents)} streams, not one")
-            contents = {intake.read_stream(into): some for some in contents.values()}
+            contents = {intake.read_stream(into, "into"): some for some in contents.values()}
         known = self._state.settings
         if not file.vectors or not known.same_space(file.settings):
             return self._insert(self._embedded(contents))
@@ -152,7 +153,7 @@ class Moving(OpenMemory):
     # -- contents of streams ----------------------------------------------------------------
 
     def _content(self, stream: str) -> Content:
-        return self._store.content(self._store.select(self._known(stream)))
+        return self._store.content(self._store.select(self._known(stream, "src")))
 
     def _contents(self, chosen: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Content]]:
         """One stream at a time."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
 
 from rsm_torch.calibrate import Calibration
+from rsm_torch.checks import as_count
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
 from rsm_torch.text import intake
@@ -25,6 +26,7 @@ from rsm_torch.text.store import ItemStore
 from rsm_torch.text.synced import SyncedMemory
 
 EMBED_AT_ONCE = 1024  # texts given to an embedder in one call
+MADE = "what this call was to change in the memory is changed; nothing undoes it"
 
 M = TypeVar("M", bound="OpenMemory")
 P = ParamSpec("P")
@@ -32,14 +34,23 @@ R = TypeVar("R")
 
 
 def locked(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """One caller at a time, on a memory that is open."""
+    """One caller at a time, on a memory that is open, in its own process. An interrupt that comes
+    when the change is already made says so in a note."""
 
     @functools.wraps(method)
     def call(self: M, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._store.check_process()  # before the lock, which is nobody's to release after a fork
         with self._lock:
-            if self._closed:
+            if self._store.closed:
                 raise RuntimeError("this memory is closed")
-            return method(self, *args, **kwargs)
+            self._state.recover()
+            number = self._store.number
+            try:
+                return method(self, *args, **kwargs)
+            except BaseException as error:
+                if self._store.number != number and MADE not in getattr(error, "__notes__", ()):
+                    error.add_note(MADE)
+                raise
 
     return call
 
@@ -59,10 +70,19 @@ class OpenMemory:
         tokenizer: Any = None,
         ttl: float | None = None,
         clock: Callable[[], float] = time.time,
+        max_bytes: int | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        self._closed = False
         intake.read_expiry(ttl, 0)
+        if not isinstance(device, str | torch.device):
+            raise TypeError(f"device: expected 'auto' or a name of PyTorch's, got {device!r:.80}")
+        if not callable(clock) or not isinstance(clock(), int | float):
+            raise TypeError(f"clock: expected a function that returns seconds, got {clock!r:.80}")
+        if path is not None:
+            intake.read_file(path)
+        intake.read_tokenizer(tokenizer)
+        if max_bytes is not None:
+            max_bytes = as_count(max_bytes, "max_bytes", 1, 2**62)
         self.embedder = load_embedder(embedder, device)
         self.tokenizer, self.ttl = tokenizer, ttl
         self._clock, self._device = clock, device
@@ -71,7 +91,7 @@ class OpenMemory:
         self._store = ItemStore(path, clock)
         try:
             settings = settle(self._store, self.embedder, config, tau, calibration)
-            self._state = SyncedMemory(self._store, settings, device)
+            self._state = SyncedMemory(self._store, settings, device, max_bytes)
         except BaseException:
             self._store.close()
             raise
@@ -85,12 +105,14 @@ class OpenMemory:
         ]
         return torch.cat(parts) if parts else torch.empty(0, by.dim)
 
-    def _known(self, stream: str) -> int:
+    def _known(self, stream: str, argument: str = "stream") -> int:
         """The store's number of a stream. KeyError: never written."""
-        name = intake.read_stream(stream)
+        name = intake.read_stream(stream, argument)
         if name not in self._state.streams:
             # Names of other streams stay out of it: they may be other people's.
-            raise KeyError(f"stream: {name!r} was never written; streams() lists those that were")
+            raise KeyError(
+                f"{argument}: {name!r} was never written; streams() lists those that were"
+            )
         return self._state.streams[name]
 
     @property
@@ -107,7 +129,9 @@ class OpenMemory:
     @locked
     def slot(self, stream: str) -> int:
         """Row of a stream in `tensors`, while it holds items. KeyError: it holds none."""
-        rows, known = self._state.index.rows, self._known(stream)
+        known = self._known(stream)
+        self._state.touch({known})
+        rows = self._state.index.rows
         if known not in rows:
             raise KeyError(f"stream: {stream!r} holds no items, so that it has no row")
         return rows[known]
@@ -124,8 +148,8 @@ class OpenMemory:
 
     @locked
     def nbytes(self) -> dict[str, int]:
-        """Bytes: "tensors" on the device, "store" of texts and embeddings, their "total"."""
-        tensors, store = self.tensors.nbytes()["total"], self._store.nbytes()
+        """Bytes: "tensors" on the device, of streams that are loaded, "store" of texts and embeddings, their "total"."""
+        tensors, store = self.tensors.nbytes()["reserved"], self._store.nbytes()
         return {"tensors": tensors, "store": store, "total": tensors + store}
 
     @locked
@@ -135,23 +159,33 @@ class OpenMemory:
         Without it they are rebuilt on opening, to the same atoms; with members="coefficients",
         coefficients, and so scores, are then computed anew and may differ.
 
+        If something was erased since the last time, the whole file is written anew, so that no byte
+        of that is left in it and it shrinks; docs/security.md says what that costs.
+
         Raises:
             OSError: the disk is full; items are not concerned.
         """
         self._state.checkpoint()
 
     def close(self) -> None:
-        """Release the file. Closing twice does nothing."""
+        """Release the file, as `checkpoint` leaves it. Closing twice does nothing, and so does closing
+        in a process that did not open it."""
+        if not self._store.here:
+            return
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
             try:
-                if self._store.path is not None:
+                if self._store.path is not None and not self._store.closed:
+                    self._state.recover()
                     with suppress(OSError):  # no room for what can be rebuilt: nothing is lost
                         self._state.checkpoint()
             finally:
                 self._store.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "an AgentMemory cannot be pickled or copied: it works in one process; give the other "
+            "the path or an export of it"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -50,13 +50,29 @@ class Settings:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Settings:
-        calibration = saved["calibration"]
-        return cls(
-            saved["embedder"],
-            RSMConfig.from_dict(saved["config"]),
-            None if calibration is None else Calibration.from_dict(calibration),
-            saved["pending"],
-        )
+        """The inverse of `to_dict`, of a file that anybody may have written.
+
+        Raises:
+            ValueError: these are no settings of a text memory.
+        """
+        try:
+            found = cls(
+                saved["embedder"],
+                RSMConfig.from_dict(saved["config"]),
+                None
+                if saved["calibration"] is None
+                else Calibration.from_dict(saved["calibration"]),
+                saved["pending"],
+            )
+            if found.calibration is not None:
+                found.calibration.check_width(found.config.dim)
+        except (KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
+            raise ValueError(f"settings: {what}") from error
+        if not isinstance(found.embedder, str) or not isinstance(found.pending, bool):
+            raise ValueError("settings: embedder and pending: expected a str and a bool")
+        _check_kept(found.config)
+        return found
 
     def save(self, store: ItemStore) -> None:
         store.set_meta(self.to_dict())
@@ -66,7 +82,12 @@ class Settings:
         """What the store was made with, None if it is new."""
         names = [field.name for field in fields(cls)]
         saved = {name: store.get_meta(name) for name in names}
-        return None if saved["embedder"] is None else cls.from_dict(saved)
+        if saved["embedder"] is None and store.is_empty():
+            return None
+        try:
+            return cls.from_dict(saved)
+        except ValueError as error:
+            raise store.damaged(error) from error
 
     def same_space(self, other: Settings) -> bool:
         """Whether embeddings of one are embeddings of the other."""
@@ -133,15 +154,22 @@ def _check(
         raise ValueError(
             f"config: dim is {config.dim}, embedder {embedder.name!r} has width {embedder.dim}"
         )
-    if config is not None and config.members == "none":
-        raise ValueError(
-            "config: members='none' keeps nothing of a single item, so that none could be found; "
-            "choose members='full' or 'coefficients'"
-        )
+    if config is not None:
+        _check_kept(config)
+    if not isinstance(calibration, Calibration | None):
+        raise TypeError(f"calibration: expected a Calibration, got {type(calibration).__name__}")
     if calibration is not None and calibration.embedder not in (None, embedder.name):
         raise ValueError(
             f"calibration: is of embedder {calibration.embedder!r}, the memory's is "
             f"{embedder.name!r}"
+        )
+
+
+def _check_kept(config: RSMConfig) -> None:
+    if config.members == "none":
+        raise ValueError(
+            "config: members='none' keeps nothing of a single item, so that none could be found; "
+            "choose members='full' or 'coefficients'"
         )
 
 

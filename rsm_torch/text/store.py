@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rsm_torch.text.database import Database, checksum
-from rsm_torch.text.intake import Row
+from rsm_torch.text.database import Database, Transaction, checksum
+from rsm_torch.text.intake import Row, is_blank
 from rsm_torch.text.lookup import Chunks, Content, Found, Lookup
 from rsm_torch.text.schema import CHUNKS, ITEMS
 
 __all__ = ["Chunks", "Content", "Found", "ItemStore", "Snapshot"]
+
+
+MOST_BASES = 64  # times the bytes of the embeddings
+FEW = 1000  # embeddings, whose bases may take more
 
 
 class Snapshot(NamedTuple):
@@ -45,13 +48,45 @@ class ItemStore(Lookup):
         self.path, self.clock = path, clock
         self._db = Database(path)
 
-    def transaction(self) -> AbstractContextManager[None]:
+    @property
+    def reads_only(self) -> bool:
+        """Whether the file may not be written."""
+        return self._db.claim.reads_only
+
+    @property
+    def number(self) -> int:
+        """Another one after each change."""
+        return self._db.made
+
+    @property
+    def closed(self) -> bool:
+        return self._db.closed
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that opened it."""
+        return self._db.claim.here
+
+    def uses(self, file: Path) -> bool:
+        """Whether a file is this one, or its log."""
+        own = self._db.claim
+        return own.file is not None and file.resolve() in (own.file, own.log)
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a process that did not open it."""
+        self._db.claim.check()
+
+    def transaction(self) -> Transaction:
         """All of what is done inside, or none of it."""
         return self._db.transaction()
 
     def roll_back(self) -> None:
         """Undo a transaction whose end an interrupt prevented, if there is one."""
         self._db.roll_back()
+
+    def rewrite(self) -> None:
+        """Leave no trace of what was erased in the file."""
+        self._db.rewrite()
 
     # -- settings and streams ---------------------------------------------------------------
 
@@ -69,7 +104,29 @@ class ItemStore(Lookup):
     def streams(self) -> dict[str, int]:
         """Number of each stream ever written, in order of first appearance."""
         rows = self._db.rows("SELECT id, name, sum FROM streams ORDER BY id")
-        return {name: id for id, name, _ in (self._checked(row, "stream") for row in rows)}
+        found = {name: id for id, name, _ in (self._checked(row, "stream") for row in rows)}
+        for name, id in found.items():
+            if is_blank(name) or name != name.strip():
+                raise self._db.damaged(f"stream {id} has no name")
+        return found
+
+    def check_fits(self, dim: int, rank: int) -> None:
+        """Raises ValueError unless all embeddings are of this width, and atoms with bases of this
+        rank take at most `MOST_BASES` times their bytes."""
+        (chunk,) = self._db.one("SELECT id FROM chunks WHERE length(vector) != ?", (4 * dim,))
+        if chunk is not None:
+            raise self._db.damaged(f"chunk {chunk} is no embedding of width {dim}")
+        if rank > MOST_BASES:
+            (atoms,) = self._db.one(
+                "SELECT count(*) FROM (SELECT DISTINCT stream, atom FROM chunks)"
+            )
+            (chunks,) = self._db.one("SELECT count(*) FROM chunks")
+            if atoms * rank > MOST_BASES * max(chunks, FEW):
+                raise self._db.damaged(f"{atoms} bases of rank {rank} for {chunks} embeddings")
+
+    def damaged(self, what: object) -> ValueError:
+        """The error to raise where the contents cannot be what was written."""
+        return self._db.damaged(what)
 
     def add_stream(self, name: str) -> int:
         """A new stream's number: the next after the last."""
@@ -134,6 +191,7 @@ class ItemStore(Lookup):
         )
 
     def set_vectors(self, chunks: Sequence[int], vectors: Tensor) -> None:
+        self._db.mark_erased()
         blobs = (vector.tobytes() for vector in vectors.contiguous().numpy())
         self._db.each(
             "UPDATE chunks SET vector = ?1, sum = checksum(id, item, stream, ?1, atom) "
@@ -143,6 +201,7 @@ class ItemStore(Lookup):
 
     def change(self, id: int, row: Row) -> None:
         """New fields for an item; its embedding stays."""
+        self._db.mark_erased()
         self._db.run(
             "UPDATE items SET text = ?, time = ?, metadata = ?, hash = ?, expires = ? WHERE id = ?",
             (row.text, row.time, row.metadata, row.hash, row.expires, id),
@@ -150,24 +209,25 @@ class ItemStore(Lookup):
         self._db.run(f"UPDATE items SET sum = checksum({ITEMS}) WHERE id = ?", (id,))
 
     def delete(self, items: Iterable[int]) -> None:
+        self._db.mark_erased()
         self._db.each("DELETE FROM items WHERE id = ?", [(item,) for item in items])
 
     def delete_items_of(self, chunks: Iterable[int]) -> None:
         item = "(SELECT item FROM chunks WHERE id = ?)"
-        self._db.each(f"DELETE FROM items WHERE id = {item}", [(chunk,) for chunk in chunks])
+        gone = [(chunk,) for chunk in chunks]
+        if gone:
+            self._db.mark_erased()
+            self._db.each(f"DELETE FROM items WHERE id = {item}", gone)
 
     def delete_chunk(self, chunk: int) -> None:
         """Its item stays, to get a new one."""
+        self._db.mark_erased()
         self._db.run("DELETE FROM chunks WHERE id = ?", (chunk,))
 
     def place_of(self, item: int) -> tuple[int, Found] | None:
         """The stream of an item, expired or not, and its chunk; None: no such item."""
         rows = self._db.rows("SELECT stream, item, id FROM chunks WHERE item = ?", (item,))
         return (rows[0][0], Found(*rows[0][1:])) if rows else None
-
-    def scrub(self) -> None:
-        """Deleted content leaves the write-ahead log too (pages of the file are overwritten)."""
-        self._db.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- snapshots --------------------------------------------------------------------------
 
@@ -185,17 +245,23 @@ class ItemStore(Lookup):
         else:
             self._db.each("DELETE FROM snapshots WHERE stream = ?", [(s,) for s in streams])
 
-    def snapshots(self) -> dict[int, Snapshot]:
-        """Those that are whole."""
-        rows = self._db.rows("SELECT stream, chunks, rows, body, sum FROM snapshots")
-        return {row[0]: Snapshot(*row[1:4]) for row in rows if checksum(*row[:4]) == row[4]}
+    def snapshot(self, stream: int) -> Snapshot | None:
+        """That of a stream, if there is one and it is whole."""
+        query = "SELECT stream, chunks, rows, body, sum FROM snapshots WHERE stream = ?"
+        rows = self._db.rows(query, (stream,))
+        return next((Snapshot(*row[1:4]) for row in rows if checksum(*row[:4]) == row[4]), None)
 
-    def marks(self) -> dict[int, list[tuple[int, int | None, int]]]:
-        """Of each stream that holds any, its chunks' ids, atoms and checksums, not compared."""
-        out: dict[int, list[tuple[int, int | None, int]]] = {}
-        for stream, *mark in self._db.rows("SELECT stream, id, atom, sum FROM chunks ORDER BY id"):
-            out.setdefault(stream, []).append(tuple(mark))
-        return out
+    def marks(self, stream: int) -> list[tuple[int, int | None, int]]:
+        """Of a stream, its chunks' ids, atoms and checksums, not compared."""
+        query = "SELECT id, atom, sum FROM chunks WHERE stream = ? ORDER BY id"
+        return self._db.rows(query, (stream,))
+
+    def holding(self) -> set[int]:
+        """Streams that have chunks."""
+        query = (
+            "SELECT id FROM streams WHERE EXISTS (SELECT 1 FROM chunks WHERE stream = streams.id)"
+        )
+        return {stream for (stream,) in self._db.rows(query)}
 
     def close(self) -> None:
         self._db.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,16 +16,20 @@ from rsm_torch.text.index import Changed, StreamIndex
 from rsm_torch.text.intake import Row
 from rsm_torch.text.items import Count
 from rsm_torch.text.settings import Settings
+from rsm_torch.text.shelf import Shelves
 from rsm_torch.text.store import Chunks, Content, Found, ItemStore
+
+FEW = 100  # streams that are counted one by one
 
 
 @dataclass
 class Change:
     """A change under way: the streams it concerns, what to do to the tensors once it is
-    committed, and whether it takes anything away."""
+    committed, whether it takes anything away, and which chunks."""
 
     streams: set[int]
     erases: bool = False
+    gone: list[int] = field(default_factory=list)
     steps: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -35,28 +38,100 @@ class SyncedMemory:
     made to the tensors.
 
     The store is the truth. If the transaction fails, the tensors have not changed; should they
-    fail to follow it, those of the streams concerned are filled from the store again.
+    fail to follow it, they are loaded from the store again: at once, or after an interrupt by the
+    next verb, since that may be interrupted, too.
+
+    A stream's tensors are loaded when it is first touched. Where `max_bytes` are too few for all,
+    those of the streams that were not touched for longest are dropped, until they are again.
     """
 
-    def __init__(self, store: ItemStore, settings: Settings, device: str):
+    def __init__(
+        self, store: ItemStore, settings: Settings, device: str, max_bytes: int | None = None
+    ):
         self.store, self.settings, self._device = store, settings, device
-        self._scrub_due = True  # whoever had the file before may have been stopped
+        self._max_bytes = max_bytes
+        self._under_way: Change | None = None  # whose end was not seen: the tensors may be wrong
+        self._load()
+
+    def _load(self) -> None:
+        store = self.store
+        store.check_fits(self.settings.config.dim, self.settings.config.rank)
         self.streams = store.streams()
-        self.index = self._new_index(settings)
-        last = snapshot.restore(store, self.index)
+        self.index = self._new_index(self.settings)
+        self._changed: set[int] = set()  # streams without a snapshot of all they hold
+        self._waiting = store.holding()  # streams whose tensors are not loaded
+        self.shelves = Shelves(store)
+        self._touched: dict[int, None] = {}  # those that are, the last touched at the end
+        if (
+            not snapshot.restore_codebook(store, self.index)
+            and self.settings.config.storage == "pq"
+        ):
+            self._bring(self._waiting)  # those there are train one together
+
+    def touch(self, streams: Iterable[int] | None = None) -> None:
+        """See that the tensors of these streams are loaded; None: of all."""
+        wanted = sorted(self._waiting) if streams is None else list(streams)
+        missing = self._waiting.intersection(wanted)
+        if missing:
+            self._under_way = Change(missing)
+            self._bring(missing)
+            self._under_way = None
+        if self._max_bytes is not None:
+            for stream in wanted:
+                self._touched.pop(stream, None)
+                self._touched[stream] = None
+            self._drop(set(wanted))
+
+    def _bring(self, streams: set[int]) -> None:
+        last = {
+            stream: snapshot.restore(self.store, self.index, stream) for stream in sorted(streams)
+        }
         tail = {s: some for s, some in self._chunks(last).items() if len(some.ids)}
-        self._changed = set(tail)  # streams without a snapshot of all they hold
         changed = self.index.assign(tail)
+        self._waiting = self._waiting - streams
+        self._changed |= set(tail)
         if changed.removed or changed.merged:  # an older version did not know of limits
             with self._change(set(tail)) as change:
                 self._record(change, changed)
 
+    def _drop(self, kept: set[int]) -> None:
+        """Free the tensors of what was not touched for longest, as far as there are too many."""
+        assert self._max_bytes is not None
+        for stream in list(self._touched):
+            if self.index.tensors.nbytes()["allocated"] <= self._max_bytes:
+                return
+            if stream in kept:
+                continue
+            if stream in self.index.rows:
+                if stream in self._changed and not self.store.reads_only:
+                    snapshot.keep(self.store, self.index, [stream])
+                    self._changed.discard(stream)
+                self._under_way = Change({stream})
+                self._waiting.add(stream)
+                self.index.reset(stream)
+                self._under_way = None
+            self._touched.pop(stream, None)
+
+    def recover(self) -> None:
+        """Make the tensors what the store holds, if an interrupt left it open whether they are."""
+        self.store.roll_back()
+        change = self._under_way
+        if change is None:
+            return
+        saved = Settings.load(self.store)
+        if saved is not None and saved.to_dict() != self.settings.to_dict():
+            for step in change.steps:  # those of new settings, which can be done again
+                step()
+        change.steps.clear()  # they hold the old tensors
+        self._load()
+        self._under_way = None
+
     def counts(self) -> dict[str, Count]:
         """Live items and atoms of each stream that holds any, in order of first appearance."""
-        held, expired = self.index.count(), self.store.streams_with_expired()
-        if expired:
-            others = {s: count for s, count in held.items() if s not in expired}
-            held = others | self.store.counts(expired)
+        held, asked = self.index.count(), {*self.store.streams_with_expired(), *self._waiting}
+        if asked:
+            others = {s: count for s, count in held.items() if s not in asked}
+            held = others | self.store.counts(None if len(asked) > FEW else sorted(asked))
         return {name: held[stream] for name, stream in self.streams.items() if stream in held}
 
     # -- changes ----------------------------------------------------------------------------
@@ -75,6 +150,8 @@ class SyncedMemory:
         written: dict[int, Chunks] = {}
         given: dict[int, Chunks] = {}
         held = {self.streams[name] for name in new if name in self.streams}
+        if not new:
+            return items
         with self._change(set(held)) as change:
             gone = self._drop_expired(change)
             for name, content in new.items():
@@ -101,6 +178,7 @@ class SyncedMemory:
             gone = self._drop_expired(change)
             self.store.change(id, row)
             self.store.delete_chunk(old)
+            change.gone.append(old)
             ids = self.store.insert_chunks(stream, [id], vector[None])
             draft = self.index.draft({stream})
             draft.forget(stream, [old, *gone.get(stream, ())])
@@ -110,10 +188,10 @@ class SyncedMemory:
 
     def change(self, id: int, row: Row) -> None:
         """New fields for an item; nothing to embed."""
-        with self.store.transaction():
+        chunk, stream = self.store.chunk_of(id)
+        with self._change(set()) as change:
             self.store.change(id, row)
-        self._scrub_due = True
-        self._scrub()
+            change.steps.append(lambda: self.shelves.change(stream, chunk))
 
     def delete(self, gone: Mapping[int, Sequence[Found]]) -> int:
         """Remove items of each stream; how many."""
@@ -121,6 +199,7 @@ class SyncedMemory:
         if chunks:
             with self._change(set(chunks), erases=True) as change:
                 for stream, some in chunks.items():
+                    change.gone += some
                     self.store.delete(found.item for found in gone[stream])
                     change.steps.append(partial(self.index.forget, stream, some))
         return sum(map(len, chunks.values()))
@@ -134,72 +213,53 @@ class SyncedMemory:
     ) -> None:
         """New vectors [N, D] for all chunks there are; all streams clustered anew; `done` is
         called once that is on record."""
-        with self._change(set(self.index.rows), erases=True) as change:
+        with self._change(self._all(), erases=True) as change:
             change.steps.append(done)
             self.store.set_vectors(chunks, vectors)
             self._cluster_anew(change, settings)
 
     def checkpoint(self) -> None:
-        """Keep the tensors for the next opening."""
-        self._scrub()
-        snapshot.keep(self.store, self.index, self._changed)
-        self._changed = set()
+        """Keep the tensors for the next opening, and leave no trace of what was erased."""
+        if self.store.reads_only:
+            return
+        try:
+            snapshot.keep(self.store, self.index, self._changed)
+            self._changed = set()
+        except OSError:  # no room: one more reason to rewrite
+            self.store.rewrite()
+            raise
+        self.store.rewrite()
 
     @contextmanager
     def _change(self, streams: set[int], erases: bool = False) -> Iterator[Change]:
+        self.touch(streams)
         change = Change(streams, erases)
-        untrained = self.index.tensors.bank.codebook is None
+        untrained, number = self.index.tensors.state.codebook is None, self.store.number
+        self._under_way = change
         try:
             with self.store.transaction():
                 yield change
                 if change.erases:
                     self.store.drop_snapshots(change.streams)
-            self._changed |= change.streams
-            self._scrub_due = self._scrub_due or change.erases
-        except BaseException as error:
-            self.store.roll_back()
-            self.streams = self.store.streams()
-            if not isinstance(error, Exception):  # an interrupt may fall behind the commit
-                self._changed |= change.streams
-                self._scrub_due = self._scrub_due or change.erases
-                self._catch_up(change)
+        except Exception:
+            if self.store.number == number:  # it was not made, and the tensors are as they were
+                self.streams = self.store.streams()
+                self._under_way = None
             raise
         try:
             for step in change.steps:
                 step()
-        except BaseException as error:
-            self._catch_up(change)
+        except Exception as error:
+            self.recover()
             if not isinstance(error, (RuntimeError, MemoryError)):
                 raise  # else there was no room, as on a GPU, and now there is
-        if untrained and self.index.tensors.bank.codebook is not None:
-            self._changed |= set(self.index.rows)  # all rows are held by the codebook now
-        self._scrub()
-
-    def _catch_up(self, change: Change) -> None:
-        """Make the tensors what the store holds, whether the change is on record or not."""
-        saved = Settings.load(self.store)
-        if saved is not None and saved.to_dict() != self.settings.to_dict():
-            for step in change.steps:  # those of new settings can be done again
-                step()
-        else:
-            self._reload(change.streams)
-
-    def _scrub(self) -> None:
-        """Clear the log of what was deleted. The change that deleted it is made already, so that
-        no room for this is no error of it: it is tried again later."""
-        if not self._scrub_due:
-            return
-        try:
-            self.store.scrub()
-        except OSError as error:
-            warnings.warn(
-                "done; what was deleted is still in the write-ahead log until there is room "
-                f"({error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        else:
-            self._scrub_due = False
+        self._changed |= change.streams
+        if change.gone:
+            self.shelves.remove(change.streams, change.gone)
+        if untrained and self.index.tensors.state.codebook is not None:
+            self._changed |= self._all()  # all rows are held by the codebook now
+        self._under_way = None
+        self.touch(change.streams)
 
     def _drop_expired(self, change: Change) -> dict[int, list[int]]:
         """Where limits count, what has expired in the streams of a change takes no one's place:
@@ -210,15 +270,9 @@ class SyncedMemory:
         gone = {stream: some for stream, some in expired.items() if stream in change.streams}
         for some in gone.values():
             self.store.delete(found.item for found in some)
+            change.gone += [found.chunk for found in some]
             change.erases = True
         return {stream: [found.chunk for found in some] for stream, some in gone.items()}
-
-    def _reload(self, streams: set[int]) -> None:
-        tensors, taken = self.index.tensors, set(self.index.rows.values())
-        free = [row for row in range(tensors.streams) if row not in taken]
-        if free:  # a step that was cut short may have filled one
-            tensors.reset(free)
-        self.index.reload(self._chunks(dict.fromkeys(streams, 0)))
 
     # -- clustering -------------------------------------------------------------------------
 
@@ -232,7 +286,7 @@ class SyncedMemory:
     ) -> None:
         """Find the atoms of new chunks that are in the store already, and forget those `gone`."""
         if settings.pending and settings.enough(self._sizes(given, written)):
-            change.streams |= set(self.index.rows)
+            change.streams |= self._all()
             self._cluster_anew(change, settings)
             return
         if settings is not self.settings:
@@ -265,7 +319,12 @@ class SyncedMemory:
         change.steps.append(lambda: self._go_on(settings, index))
 
     def _go_on(self, settings: Settings, index: StreamIndex) -> None:
-        self.index, self.settings = index, settings  # in this order: see _catch_up
+        self.index, self.settings = index, settings  # in this order: see `recover`
+        self._waiting = set()
+
+    def _all(self) -> set[int]:
+        """Streams that hold anything, their tensors loaded or not."""
+        return self._waiting | set(self.index.rows)
 
     def _adopt(self, change: Change, draft: StreamIndex, *changed: Changed) -> None:
         self._record(change, *changed)
@@ -278,10 +337,12 @@ class SyncedMemory:
             for chunks in changed.chunks.values():
                 self.store.set_atoms(chunks.ids, chunks.atoms)
             self.store.delete_items_of(changed.removed)
+            change.gone += changed.removed
             change.erases = change.erases or bool(changed.removed or changed.merged)
 
     def _sizes(self, *new: dict[int, Chunks]) -> list[int]:
         """Chunks of each stream, new ones included."""
+        self.touch()  # few: tau is still to be calibrated
         sizes = {stream: count.items for stream, count in self.index.count().items()}
         for some in new:
             for stream, chunks in some.items():
