@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 TokenCounter = Callable[[str], int]
+Offsets = Sequence[tuple[int, int]]
+
+# No reader's tokens are longer on average, in any text but runs of one character. Counters that see
+# less than the reader does (words, WordPiece) are held to it.
+MOST_CHARACTERS = 16  # of a text, for each token counted
 
 # A line break ends a sentence too: tool output and code have few full stops.
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)|[。！？]|[ \t]*\n")
@@ -15,6 +21,11 @@ WORD_END = re.compile(r"\s+")
 
 def token_counter(tokenizer: Any) -> TokenCounter:
     """How many tokens `tokenizer` makes of a text, without the special tokens it would add.
+
+    What a tokenizer does not know (WordPiece: words of more than 100 letters, most emoji) counts
+    its bytes in UTF-8, the most that another tokenizer makes of it, rather than one. And of any
+    text, each token counted stands for at most 16 characters: n tokens are never more than
+    16 n + 15 characters.
 
     Args:
         tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, anything with an `encode`
@@ -25,6 +36,11 @@ def token_counter(tokenizer: Any) -> TokenCounter:
             an int.
         ValueError: when the counter is called, a negative answer.
     """
+    count = _counter(tokenizer)
+    return lambda text: max(count(text), len(text) // MOST_CHARACTERS)
+
+
+def _counter(tokenizer: Any) -> TokenCounter:
     if isinstance(tokenizer, type) or not (
         callable(tokenizer) or callable(getattr(tokenizer, "encode", None))
     ):
@@ -35,15 +51,46 @@ def token_counter(tokenizer: Any) -> TokenCounter:
     if hasattr(tokenizer, "encode_ordinary"):  # tiktoken: `encode` refuses "<|endoftext|>"
         return lambda text: len(tokenizer.encode_ordinary(text))
     if hasattr(tokenizer, "convert_ids_to_tokens"):  # transformers
-        return lambda text: len(
-            tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        )
+        return lambda text: _of_transformers(tokenizer, text)
     if hasattr(tokenizer, "token_to_id"):  # tokenizers.Tokenizer
-        whole = _without_truncation(tokenizer)
-        return lambda text: len(whole.encode(text, add_special_tokens=False).ids)
+        whole, unknown = _without_truncation(tokenizer), _unknown_id(tokenizer)
+        return lambda text: _of_tokenizers(whole, unknown, text)
     if hasattr(tokenizer, "encode"):
         return lambda text: len(tokenizer.encode(text))
     return lambda text: _checked(tokenizer(text), tokenizer)
+
+
+def token_costs(text: str, ids: Sequence[int], offsets: Offsets, unknown: int | None) -> list[int]:
+    """What each token counts: 1, and an unknown one the bytes it stands for."""
+    return [
+        1 if id != unknown else max(1, len(text[start:end].encode()))
+        for id, (start, end) in zip(ids, offsets, strict=True)
+    ]
+
+
+def _of_transformers(tokenizer: Any, text: str) -> int:
+    choices = {"add_special_tokens": False, "truncation": False, "verbose": False}
+    ids = tokenizer(text, **choices)["input_ids"]
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown not in ids or not getattr(tokenizer, "is_fast", False):
+        return len(ids)
+    found = tokenizer(text, **choices, return_offsets_mapping=True)
+    return sum(token_costs(text, found["input_ids"], found["offset_mapping"], unknown))
+
+
+def _of_tokenizers(tokenizer: Any, unknown: int | None, text: str) -> int:
+    found = tokenizer.encode(text, add_special_tokens=False)
+    if unknown not in found.ids:
+        return len(found.ids)
+    return sum(token_costs(text, found.ids, found.offsets, unknown))
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The id of what a `tokenizers.Tokenizer` does not know."""
+    model = tokenizer.model
+    if hasattr(model, "unk_token"):
+        return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
+    return json.loads(tokenizer.to_str())["model"].get("unk_id")  # Unigram
 
 
 def _without_truncation(tokenizer: Any) -> Any:

@@ -85,6 +85,7 @@ def test_readings_of_one_dataset_are_of_one_family():
     names = {name: family(name) for name in FORMATS}
     assert {name for name, of in names.items() if of != name} == {
         "locomo_plus_grouped", "longmemeval_s", "longmemeval_oracle", "longmemeval_m",
+        "beam_100k", "beam_500k", "beam_1m", "beam_10m",
     }  # fmt: skip
     assert family("LoCoMo-Plus-grouped") == "locomo_plus"
     assert family("longmemeval-m") == "longmemeval"

@@ -34,6 +34,7 @@ def calibrate(
     from rsm_torch.calibrate import calibrate_tau
     from rsm_torch.cli.choosing import choose_stream
     from rsm_torch.cli.embedding import EXAMPLES, chunks_for, open_embedder
+    from rsm_torch.text.embedders import embed
 
     chosen = choose_stream(file, dataset, episode, stream, first=True)
     model = open_embedder(embedder)
@@ -42,7 +43,7 @@ def calibrate(
         raise CommandError(
             f"--stream: stream {chosen.stream!r} gives a single chunk; calibrating needs 2 or more"
         )
-    found = calibrate_tau(model.encode(texts), quantile, embedder=model.name)
+    found = calibrate_tau(embed(model, texts), quantile, embedder=model.name)
     if out is not None:
         found.save(out)
         stderr().print(f"saved: {out}", markup=False, soft_wrap=True)

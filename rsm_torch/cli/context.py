@@ -25,7 +25,10 @@ BATCH = 64
 
 @one_line_errors
 def context(
-    file: Annotated[Path, typer.Argument(help="A file, or with --dataset a folder; or hub.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A file, - for standard input, or with --dataset a folder; or hub."),
+    ],
     question: Annotated[str, typer.Option(help="What the reader is to answer.")],
     max_tokens: Annotated[int, typer.Option(help="Token budget, headers included.")] = 4000,
     stream: Annotated[str | None, typer.Option(help="Which stream of the file.")] = None,
@@ -67,6 +70,7 @@ def context(
         "episode": chosen.episode,
         "stream": chosen.stream,
         "chunks": len(chunks),
+        "left_out": dict(chosen.left_out),
         "tokens": packed.tokens,
         "max_tokens": packed.max_tokens,
         "tau": used_tau,
@@ -98,11 +102,12 @@ def _remember(
     """
     from rsm_torch.calibrate import calibrate_tau
     from rsm_torch.cli.embedding import EXAMPLES
+    from rsm_torch.text.embedders import embed
     from rsm_torch.text.memory import AgentMemory
     from rsm_torch.text.settings import CALIBRATE_AT
 
     if tau is None and 2 <= len(chunks) < CALIBRATE_AT:
-        examples = embedder.encode([chunk.text for chunk in chunks])
+        examples = embed(embedder, [chunk.text for chunk in chunks])
         tau = calibrate_tau(examples).tau
     memory = AgentMemory(embedder, tau=tau, tokenizer=tokenizer)
     starts = [0, *range(EXAMPLES, len(chunks), BATCH)]

@@ -10,6 +10,7 @@ import typer
 
 from rsm_torch.cli.errors import CommandError, one_line_errors
 from rsm_torch.cli.output import print_json, progress, stderr, stdout
+from rsm_torch.files import write_whole
 
 QUANTILE = 0.70
 # Longer than most paragraphs of docstrings, short enough that 16 streams embed in seconds.
@@ -84,6 +85,6 @@ def _files(out: Path) -> list[str]:
 
 
 def _save(out: Path, report: dict[str, Any], context: str) -> None:
-    (out / "context.txt").write_text(context + "\n", encoding="utf-8")
     text = json.dumps(report, indent=2, ensure_ascii=False)
-    (out / "results.json").write_text(text + "\n", encoding="utf-8")
+    write_whole(out / "context.txt", (context + "\n").encode())
+    write_whole(out / "results.json", (text + "\n").encode())

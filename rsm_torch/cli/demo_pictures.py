@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rsm_torch.files import whole
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -36,7 +38,8 @@ def save_pictures(streams: Sequence[StreamPicture], path: Path) -> str:
     shown = _most_telling(streams)
     _draw_members(left, shown)
     _draw_growth(right, streams)
-    figure.savefig(path)
+    with whole(path) as out:
+        figure.savefig(out, format="png")
     return shown.name
 
 

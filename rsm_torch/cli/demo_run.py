@@ -61,8 +61,14 @@ class TimedEmbedder:
         self.name, self.dim = inner.name, inner.dim
 
     def encode(self, texts: list[str], /) -> Tensor:
+        return self._timed(self.inner.encode, texts)
+
+    def encode_query(self, texts: list[str], /) -> Tensor:
+        return self._timed(getattr(self.inner, "encode_query", self.inner.encode), texts)
+
+    def _timed(self, encode: Callable[[list[str]], Tensor], texts: list[str]) -> Tensor:
         started = time.perf_counter()
-        vectors = self.inner.encode(texts)
+        vectors = encode(texts)
         self.seconds += time.perf_counter() - started
         return vectors
 

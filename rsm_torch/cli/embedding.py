@@ -19,22 +19,22 @@ CHUNK_TOKENS = 256
 
 
 def open_embedder(spec: str | None) -> Embedder:
-    """The embedder named, else the packaged MiniLM where installed, else the library's default."""
+    """The embedder named, else the library's default."""
     # Model loading draws its own bar; commands draw theirs, and none in a pipe.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from rsm_torch.text.embedders import DEFAULT_EMBEDDER, MINILM, load_embedder, packaged_weights
+    from rsm_torch.text.embedders import default_embedder, load_embedder
 
-    name = spec or (MINILM if packaged_weights(MINILM) else DEFAULT_EMBEDDER)
+    name = spec or default_embedder()
     stderr().print(f"embedder: {name}", markup=False, soft_wrap=True)
     return load_embedder(name)
 
 
 def chunks_for(embedder: Embedder, items: list[Item]) -> list[Item]:
-    """Items cut to the embedder's window, less its two special tokens, and to 256 tokens."""
+    """Items cut to the embedder's window and to 256 tokens."""
     from rsm_torch.text.chunking import chunk
+    from rsm_torch.text.embedders import window
 
-    window = getattr(embedder, "max_tokens", None) or CHUNK_TOKENS
-    most = max(1, min(window - 2, CHUNK_TOKENS))
+    most = min(window(embedder) or CHUNK_TOKENS - 2, CHUNK_TOKENS)
     return chunk(items, most, tokenizer=tokenizer_of(embedder))
 
 

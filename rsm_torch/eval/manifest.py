@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rsm_torch.files import ForeignFolder, Layout, parse_json, read_file
+
 FORMAT = 1
 NAME = "manifest.json"
-PART = ".part"  # of a file that is not written whole yet
 
 
 class ManifestError(ValueError):
@@ -34,30 +34,28 @@ def settle(
         ManifestError: the folder holds other settings (the message names the first few that
             differ), or files that are no run's.
     """
-    file = folder / NAME
     wanted = json.loads(json.dumps({"format": FORMAT, "settings": settings}))
     made = json.loads(json.dumps(made_with))
-    folder.mkdir(parents=True, exist_ok=True)
-    there = any(found.suffix != PART for found in folder.iterdir())
-    # looked for after the others: a run that starts at the same time writes it before them
-    if not file.exists():
-        if there:
+    held: dict[str, Any] = {}
+
+    def manifest() -> bytes:  # asked for when no other start can come between
+        new = {"command": command, **wanted, "made_with": []}
+        held.update(read(folder) if (folder / NAME).exists() else new)
+        changed = differences({k: held.get(k) for k in wanted}, wanted)
+        if changed:
+            more = f"; and {len(changed) - 4} more" if changed[4:] else ""
             raise ManifestError(
-                f"--out: {folder} has files in it and no {NAME}; give a new or an empty folder"
+                f"--out: {folder} holds another run: {'; '.join(changed[:4])}{more}. Give another "
+                "folder, or the same settings"
             )
-        held = {"command": command, **wanted, "made_with": [made]}
-        if _first(file, held):
-            return held
-    held = read(folder)
-    changed = differences({k: held.get(k) for k in wanted}, wanted)
-    if changed:
-        shown = "; ".join(changed[:4]) + (f"; and {len(changed) - 4} more" if changed[4:] else "")
-        raise ManifestError(
-            f"--out: {folder} holds another run: {shown}. Give another folder, or the same settings"
-        )
-    if made not in held["made_with"]:
-        held["made_with"].append(made)
-        _replace(file, held)
+        if made not in held["made_with"]:
+            held["made_with"].append(made)
+        return (json.dumps(held, indent=2, ensure_ascii=False) + "\n").encode()
+
+    try:
+        FOLDER.write(folder, manifest, {})
+    except ForeignFolder as error:
+        raise ManifestError(f"--out: {error}") from None
     return held
 
 
@@ -68,16 +66,38 @@ def read(folder: Path) -> dict[str, Any]:
         FileNotFoundError: the folder has none.
         ManifestError: it is damaged.
     """
-    file = folder / NAME
-    if not file.exists():
-        raise FileNotFoundError(f"{folder}: no {NAME} in it; expected the folder of a run")
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
+        return _parsed(folder / NAME, read_file(folder / NAME))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{folder}: no {NAME} in it; expected the folder of a run"
+        ) from None
+
+
+def _parsed(file: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        held = parse_json(file, raw)
     except ValueError as error:
-        raise ManifestError(f"{file}: not valid JSON ({error})") from None
-    if not isinstance(held, dict) or not {"settings", "made_with"} <= held.keys():
+        raise ManifestError(str(error)) from None
+    if not isinstance(held, dict) or not isinstance(held.get("settings"), dict):
         raise ManifestError(f"{file}: not the manifest of a run")
+    made_with = held.get("made_with")
+    if not isinstance(made_with, list) or not all(
+        isinstance(made, dict) and isinstance(made.get("versions", {}), dict) for made in made_with
+    ):
+        raise ManifestError(f"{file}: made_with: expected a list of objects")
+    if not isinstance(held.get("command", ""), str):
+        raise ManifestError(f"{file}: command: expected a string")
     return held
+
+
+def _entries(file: Path, raw: bytes) -> tuple[str, ...]:
+    """None: the run's other files are lines, which are added to."""
+    _parsed(file, raw)
+    return ()
+
+
+FOLDER = Layout(NAME, re.compile("(?!)"), _entries)
 
 
 def differences(held: Any, wanted: Any, name: str = "") -> list[str]:
@@ -97,32 +117,3 @@ def differences(held: Any, wanted: Any, name: str = "") -> list[str]:
 def _brief(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _first(file: Path, held: dict[str, Any]) -> bool:
-    """Write a file that is not there; False where another start was quicker, whose file stays."""
-    part = _part(file, held)
-    try:
-        os.link(part, file)  # fails where the name is taken, unlike a rename
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links: of two starts at once the later one's stays
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
-    return True
-
-
-def _replace(file: Path, held: dict[str, Any]) -> None:
-    """The new file, or after a kill the old one; never half of one."""
-    os.replace(_part(file, held), file)
-
-
-def _part(file: Path, held: dict[str, Any]) -> Path:
-    """The content on disk under a name that no other process uses."""
-    part = file.with_name(f"{file.stem}-{os.getpid()}-{secrets.token_hex(4)}{PART}")
-    with part.open("x", encoding="utf-8") as out:
-        out.write(json.dumps(held, indent=2, ensure_ascii=False) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
-    return part

@@ -14,8 +14,9 @@ from rsm_torch.calibrate import Calibration, calibrate_tau, choose
 from rsm_torch.eval.datasets import DatasetError, Episode, Question
 from rsm_torch.eval.metrics import RANKS, RANKS_OF, carried, target
 from rsm_torch.eval.prepared import Asked, Prepared, Stream
+from rsm_torch.text import embedders
 from rsm_torch.text.chunking import chunk
-from rsm_torch.text.embedders import Embedder, embed
+from rsm_torch.text.embedders import Embedder, embed, embed_queries
 from rsm_torch.text.items import Item, utc_seconds
 
 CHUNK_TOKENS = 256
@@ -39,9 +40,8 @@ def quiet(step: str, done: int, total: int) -> None:
 
 
 def window(embedder: Embedder) -> int:
-    """The most tokens of a chunk: the embedder's window less its two special tokens, at most 256."""
-    widest = getattr(embedder, "max_tokens", None) or CHUNK_TOKENS
-    return max(1, min(widest - 2, CHUNK_TOKENS))
+    """The most tokens of a chunk: the embedder's window, at most 256."""
+    return min(embedders.window(embedder) or CHUNK_TOKENS - 2, CHUNK_TOKENS)
 
 
 def prepare(
@@ -72,15 +72,16 @@ def prepare(
         for name, items in episode.streams.items():
             cut.append((episode, name, *cut_stream(items, window(embedder), tokenizer)))
     texts = [item.text for _, _, items, _ in cut for item in items]
-    texts += [question.text for episode in episodes for question in episode.questions]
+    questions = [question.text for episode in episodes for question in episode.questions]
     vectors = iter(embed_all(texts, embedder, rows, report))
+    asked_vectors = iter(embed_all(questions, embedder, rows, report, queries=True))
     streams: dict[str, Stream] = {}
     for episode, name, items, ends in cut:
         key = _key(episode, name)
         if key in streams:
             raise DatasetError(f"{dataset}: two episodes have the same id and stream, {key!r}")
         streams[key] = Stream(key, episode.id, name, _chunks(items, vectors), ends)
-    asked = [one for e in episodes for one in _questions(e, streams, vectors)]
+    asked = [one for e in episodes for one in _questions(e, streams, asked_vectors)]
     asked.sort(key=lambda one: one.round)  # stable: as the files have them within a round
     about = {episode.id: dict(episode.metadata) for episode in episodes}
     ranks = RANKS_OF.get(dataset, RANKS)
@@ -101,9 +102,13 @@ def cut_stream(
 
 
 def embed_all(
-    texts: Sequence[str], embedder: Embedder, rows: Rows | None, report: Report = quiet
+    texts: Sequence[str],
+    embedder: Embedder,
+    rows: Rows | None,
+    report: Report = quiet,
+    queries: bool = False,
 ) -> Tensor:
-    """Embeddings [n, D] of `texts`, each distinct text embedded once.
+    """Embeddings [n, D] of `texts`, each distinct text embedded once, or of queries.
 
     Texts are embedded in blocks whose make-up depends on `texts` alone, never on what is kept
     already: rounding depends on a block's other texts, and a run that was killed must go on to
@@ -119,19 +124,20 @@ def embed_all(
         block = distinct[start : start + BLOCK]
 
         def compute(missing: list[int], block: list[str] = block) -> Tensor:
-            return embed(embedder, block)[missing]
+            return (embed_queries if queries else embed)(embedder, block)[missing]
 
         every = list(range(len(block)))
-        keys = [content_key(embedder, text) for text in block]
+        keys = [content_key(embedder, text, queries) for text in block]
         found.append(compute(every) if rows is None else rows.fetch(keys, compute))
     if not found:
         return torch.zeros(0, embedder.dim)
     return torch.cat(found)[[place[text] for text in texts]]
 
 
-def content_key(embedder: Embedder, text: str) -> str:
-    """Names an embedding by what it is made of: embedder, width, text."""
-    content = f"{embedder.name}\0{embedder.dim}\0{text}"
+def content_key(embedder: Embedder, text: str, query: bool = False) -> str:
+    """Names an embedding by what it is made of: embedder, width, text, and whether as a query."""
+    way = "query\0" if query and hasattr(embedder, "encode_query") else ""
+    content = f"{embedder.name}\0{embedder.dim}\0{way}{text}"
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 

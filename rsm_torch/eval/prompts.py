@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rsm_torch.eval.datasets.episode import Question
+from rsm_torch.eval.datasets.formats import FORMATS as DATASETS
+from rsm_torch.eval.datasets.formats import family
 from rsm_torch.eval.readers.protocol import Prompt
 
 NOT_TOLD = "No information available"
@@ -70,6 +72,14 @@ FORMS: Mapping[str, Form] = {
         "things changed. If they do not tell, say that you do not know.",
         "Past conversations:\n{context}\n\nToday is {date}.\nQuestion: {question}",
     ),
+    "beam": Form(
+        "You are an assistant who has long talked with one user. You see parts of that talk, with "
+        "dates. Answer the user from them, and heed what the user asked you to do or said to "
+        "prefer. What was said last holds where things changed; where statements contradict each "
+        "other, say so. If the parts do not tell, say that they do not.",
+        "From the talk:\n{context}\n\nThe user asks: {question}",
+        512,
+    ),
     "toolbench": Form(
         "You choose the API calls for a request. You see descriptions of APIs. Name those that "
         "the request needs, one on a line as tool, API, the most useful first.",
@@ -89,8 +99,10 @@ FORMS: Mapping[str, Form] = {
 
 
 def dataset_key(dataset: str) -> str:
-    """The name under which a dataset is known here: `ama-bench` is `ama_bench`."""
-    return dataset.strip().lower().replace("-", "_")
+    """The name under which a dataset is known here: `ama-bench` is `ama_bench`, `beam-100k` is
+    `beam`."""
+    name = dataset.strip().lower().replace("-", "_")
+    return family(name) if name in DATASETS else name
 
 
 def reader_prompt(

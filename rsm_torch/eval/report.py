@@ -17,7 +17,7 @@ from rsm_torch.eval.report_plots import pareto_png
 from rsm_torch.eval.report_read import ReportError, Run, differences, read_run
 from rsm_torch.eval.report_text import lay_out
 from rsm_torch.eval.report_values import values_of
-from rsm_torch.io import write_whole
+from rsm_torch.files import write_whole
 
 FORMAT = 1
 

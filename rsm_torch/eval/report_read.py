@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rsm_torch.eval import manifest
-from rsm_torch.eval.run_folder import MEMORIES, NEEDED, RESULTS, TIMINGS
+from rsm_torch.eval.run_folder import MEMORIES, RESULTS, TIMINGS, DamagedRun, parsed
+from rsm_torch.files import read_file
 
 # Settings that no two runs in one table may differ in.
 SAME = (
@@ -159,22 +160,17 @@ def _lines(file: Path) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
     """Numbered objects of a JSON-lines file, and whether its last line is torn. No file: none."""
     if not file.exists():
         return [], False
-    parts = file.read_bytes().split(b"\n")
+    parts = read_file(file, None).split(b"\n")
     out: list[tuple[int, dict[str, Any]]] = []
     for at, part in enumerate(parts, 1):
         if not part.strip():
             continue
         try:
-            value = json.loads(part)
-        except ValueError as error:
+            out.append((at, parsed(file, at, part)))
+        except DamagedRun as error:
             if at == len(parts):  # no newline behind it: its writing was cut off
                 return out, True
-            raise ReportError(f"{file}: line {at} is no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ReportError(f"{file}: line {at}: expected an object, got {_short(str(value))}")
-        if missing := [name for name in NEEDED[file.name] if name not in value]:
-            raise ReportError(f"{file}: line {at}: no {', '.join(missing)}")
-        out.append((at, value))
+            raise ReportError(str(error)) from error
     return out, False
 
 
@@ -193,7 +189,7 @@ def _row(file: Path, at: int, line: Mapping[str, Any]) -> Row:
         category=None if category is None else _text(category),
         method=_text(line["method"]),
         budget=line.get("budget"),
-        seed=int(line["seed"]),
+        seed=line["seed"],
         tokens=line.get("tokens"),
         metrics=metrics,
         scores=scores,

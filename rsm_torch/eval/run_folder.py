@@ -10,10 +10,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from rsm_torch.files import open_regular, parse_json, whole
 
 RESULTS, MEMORIES, TIMINGS = "results.jsonl", "memories.jsonl", "timings.jsonl"
 LOCK = ".lock"
@@ -37,15 +39,40 @@ def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
         DamagedRun: it is no object in JSON, or lacks what every line of such a file has.
     """
     try:
-        row = json.loads(line)
+        row = parse_json(f"{path}: line {number}", line)
     except ValueError as error:  # also bytes that are no UTF-8
-        raise DamagedRun(f"{path}: line {number} is no JSON ({error}); {REMEDY}") from None
+        raise DamagedRun(f"{error}; {REMEDY}") from None
     if not isinstance(row, dict):
         raise DamagedRun(f"{path}: line {number} is no object; {REMEDY}")
-    missing = [name for name in NEEDED.get(path.name, ()) if name not in row]
-    if missing:
+    needed = NEEDED.get(path.name, ())
+    if missing := [name for name in needed if name not in row]:
         raise DamagedRun(f"{path}: line {number} has no {', '.join(missing)}; {REMEDY}")
+    wrong = [name for name in row if needed and not KINDS.get(name, _is_small)(row[name])]
+    if wrong:
+        shown = f"{json.dumps(row[wrong[0]]):.80}"
+        raise DamagedRun(f"{path}: line {number}: {wrong[0]} cannot be {shown}; {REMEDY}")
     return row
+
+
+def _is_small(value: Any) -> bool:
+    """Anything but an integer that no float can hold."""
+    return type(value) is not int or abs(value) < 1e300
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number, or null."""
+    return value is None or (type(value) in (int, float) and abs(value) < 1e300)
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("dataset", "episode", "method"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("metrics", "scores"), lambda value: isinstance(value, (dict, type(None)))),
+    **dict.fromkeys(
+        ("budget", "tokens", "chunks", "groups", "bytes", "questions", "write_s", "read_s",
+         "fallbacks"), _is_number,
+    ),
+    "seed": lambda value: type(value) is int,
+}  # fmt: skip
 
 
 class Lines:
@@ -53,11 +80,15 @@ class Lines:
 
     Args:
         path: the file; made where it is missing.
+
+    Raises:
+        ValueError: it is no regular file.
+        RuntimeError: from a call in a process that was forked after it was opened.
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        self._file = path.open("a+b")
+        self.path, self._process = path, os.getpid()
+        self._file = open_regular(path, "a+b")
         self.count = self._whole_lines()
 
     def _whole_lines(self) -> int:
@@ -72,6 +103,7 @@ class Lines:
 
     def keep(self, lines: int) -> None:
         """Cut the file back to its first `lines` lines."""
+        self._check_process()
         if lines >= self.count:
             return
         self._file.seek(0)
@@ -80,6 +112,7 @@ class Lines:
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add a batch, on disk when this returns."""
+        self._check_process()
         lines = [_encoded(row) for row in rows]
         if not lines:
             return
@@ -90,7 +123,7 @@ class Lines:
 
     def rows(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
         """The lines from place `begin` on, before `end`."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for number, line in enumerate(islice(file, begin, end), begin + 1):
                 yield parsed(self.path, number, line)
 
@@ -98,18 +131,22 @@ class Lines:
         """Put others in the place of some lines: all of them, or after a kill none."""
         if not rows:
             return
-        part = self.path.with_name(self.path.name + ".part")  # the folder is locked: nobody else's
-        with self.path.open("rb") as old, part.open("wb") as new:
+        self._check_process()
+        with open_regular(self.path) as old, whole(self.path) as new:
             for place, line in enumerate(old):
                 new.write(_encoded(rows[place]) if place in rows else line)
-            new.flush()
-            os.fsync(new.fileno())
-        os.replace(part, self.path)
         self._file.close()
-        self._file = self.path.open("a+b")
+        self._file = open_regular(self.path, "a+b")
 
     def close(self) -> None:
         self._file.close()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"{self.path}: was opened by process {self._process}, and this is process "
+                f"{os.getpid()}, forked from it; write results in the process that opened the run"
+            )
 
     def _cut(self, end: int) -> None:
         self._file.seek(0, os.SEEK_END)
@@ -134,7 +171,7 @@ class RunFolder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._lock = (folder / LOCK).open("ab")
+        self._lock = open_regular(folder / LOCK, "a+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go at a kill
         except BlockingIOError:
@@ -164,7 +201,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 yield parsed(path, number, line)

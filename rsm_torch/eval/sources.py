@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
+from os.path import commonpath
 from pathlib import Path
 
 from rsm_torch.eval.datasets import Episode
@@ -26,12 +27,16 @@ def content_hash(episodes: Iterable[Episode]) -> str:
 
 
 def file_hashes(files: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file, and of every file below each folder, by name."""
+    """The SHA-256 of each file, and of every file below each folder, by name; where names repeat,
+    by the way from the folder that holds all of them."""
+    files = list(files)
+    repeated = len({file.name for file in files}) < len(files)
+    home = Path(commonpath([file.parent for file in files])) if repeated else None
     found: dict[str, str] = {}
     for given in files:
         for file in sorted(given.rglob("*")) if given.is_dir() else [given]:
             if file.is_file():
-                name = file.relative_to(given.parent).as_posix()
+                name = file.relative_to(home or given.parent).as_posix()
                 with file.open("rb") as stream:
                     found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
     return found

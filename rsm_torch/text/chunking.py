@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+from rsm_torch.text.embedders import Embedder, window
 from rsm_torch.text.items import Item
 from rsm_torch.tokens import (
+    MOST_CHARACTERS,
     SENTENCE_END,
     WORD_END,
     TokenCounter,
     fitting_end,
+    token_costs,
     token_counter,
     well_formed,
 )
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
 
 # From the best place to cut to the worst. A cut is taken only beyond this share of the longest
@@ -64,6 +70,31 @@ def chunk(
             place = {"part": number, "parts": len(parts)}
             out.append(replace(item, text=part, metadata={**item.metadata, **place}))
     return out
+
+
+def split_to_window(text: str, embedder: Embedder) -> list[str]:
+    """The parts of a text that an embedder can embed whole; one where it fits, or where the
+    embedder's window or tokenizer is not known.
+
+    Parts end as those of `chunk` do. Joined, they are the text, white space included.
+    """
+    most, tokenizer = window(embedder), getattr(embedder, "tokenizer", None)
+    if most is None or tokenizer is None or not text:
+        return [text]
+    measure = _Measure(most, 0, token_counter(tokenizer), _stretch_finder(tokenizer))
+    seen = _same_length(text)
+    parts, start, guess = [], 0, 4 * most
+    while start < len(seen):
+        longest = measure.stretch(seen, start, most, guess)
+        end = max(start + 1, _cut(seen, start, start, longest, measure, stripped=False))
+        parts.append(text[start:end])
+        start, guess = end, max(16, (end - start) * 5 // 4)
+    return parts
+
+
+def _same_length(text: str) -> str:
+    """`text` with a character of its own for each lone surrogate, for tokenizers."""
+    return LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _items(items: Iterable[Item | str] | Item | str) -> Iterator[Item]:
@@ -124,11 +155,14 @@ def _split(raw: str, measure: _Measure) -> Iterator[str]:
             start = done if repeated == end else repeated
 
 
-def _cut(text: str, start: int, done: int, longest: int, measure: _Measure) -> int:
+def _cut(
+    text: str, start: int, done: int, longest: int, measure: _Measure, stripped: bool = True
+) -> int:
     """Where to end a part that begins at `start` and could reach `longest`."""
     while longest > done:
         end = _boundary(text, start, done, longest)
-        if measure.count(text[start:end].rstrip()) <= measure.max_tokens:
+        part = text[start:end]
+        if measure.count(part.rstrip() if stripped else part) <= measure.max_tokens:
             return end
         longest = end - max(1, (end - start) // 16) if end - start > 1 else done
     return done
@@ -172,21 +206,30 @@ def _stretch_finder(tokenizer: Any) -> StretchFinder:
         count = token_counter(tokenizer)
         return lambda text, start, limit, guess: fitting_end(count, text, start, limit, guess)
 
+    unknown = getattr(tokenizer, "unk_token_id", None)
+
     def by_offsets(text: str, start: int, limit: int, guess: int) -> int:
         width = guess
         while True:
             end = min(len(text), start + width)
-            offsets = tokenizer(
-                text[start:end],
+            held = text[start:end]
+            found = tokenizer(
+                held,
                 add_special_tokens=False,
                 truncation=False,
                 verbose=False,
                 return_offsets_mapping=True,
-            )["offset_mapping"]
-            if len(offsets) > limit:
-                return start + max(1, offsets[limit - 1][1])
-            if end == len(text):
-                return end
+            )
+            offsets = found["offset_mapping"]
+            costs = token_costs(held, found["input_ids"], offsets, unknown)
+            used = list(accumulate(costs, initial=0))
+            if used[-1] > limit:
+                over = bisect_right(used, limit) - 1  # the first token that does not fit
+                fits = limit - used[over] if costs[over] > 1 else 0  # bytes, so characters
+                ends = offsets[over][0] + fits if fits else offsets[over - 1][1] if over else 1
+                return min(start + max(1, ends), start + MOST_CHARACTERS * limit)
+            if end == len(text) or width > MOST_CHARACTERS * limit:
+                return min(end, start + MOST_CHARACTERS * limit + MOST_CHARACTERS - 1)
             width *= 2
 
     return by_offsets

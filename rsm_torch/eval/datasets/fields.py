@@ -44,6 +44,14 @@ def parse(text: str, place: str) -> Any:
         raise DatasetError(
             f"{place}: not valid JSON at {at} ({error.msg}); is the file cut short?"
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise unreadable(place, error) from None
+
+
+def unreadable(place: str, error: Exception) -> DatasetError:
+    """What to raise for JSON that is too deep, or a number that is too long, for Python."""
+    deep = isinstance(error, RecursionError)
+    return DatasetError(f"{place}: {'JSON nested too deeply' if deep else error}")
 
 
 def required(record: Any, name: str, kind: type, place: str) -> Any:

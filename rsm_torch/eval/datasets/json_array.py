@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rsm_torch.eval.datasets.episode import DatasetError
-from rsm_torch.eval.datasets.fields import not_text
+from rsm_torch.eval.datasets.fields import not_text, unreadable
 
 CHUNK = 1 << 20  # characters read at first; an element that needs more doubles what is held
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -58,6 +58,8 @@ class _Text:
                     raise DatasetError(
                         f"{place}: not valid JSON ({error.msg}); is the file cut short?"
                     ) from None
+            except (ValueError, RecursionError) as error:
+                raise unreadable(place, error) from None
             else:
                 if self.ended or self._is_whole(value, end):
                     self.at = end

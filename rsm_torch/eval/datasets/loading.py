@@ -9,11 +9,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rsm_torch.eval.datasets import ama_bench, mmlu, plain
+from rsm_torch.eval.datasets import ama_bench, beam, mmlu, plain
 from rsm_torch.eval.datasets.episode import DatasetError, Episode
 from rsm_torch.eval.datasets.fields import parse, read_json
 from rsm_torch.eval.datasets.formats import FORMATS, format_name
-from rsm_torch.eval.datasets.hub import hub_file, hub_subjects
+from rsm_torch.eval.datasets.hub import hub_files, hub_subjects
 from rsm_torch.eval.datasets.json_array import json_array
 from rsm_torch.eval.datasets.places import files_of
 
@@ -91,6 +91,8 @@ def detect(path: str | Path) -> str:
     if path.is_dir():
         return mmlu.NAME
     first = _opening(path)
+    if first.startswith(beam.PARQUET):
+        return beam.NAME
     if not first.startswith((b"{", b"[")):
         return plain.TEXT
     record = _first_record(path, first)
@@ -120,12 +122,15 @@ def _opening(path: Path) -> bytes:
 
 def _first_record(path: Path, first_line: bytes) -> Any:
     """The first record; None for text that opens like JSON."""
+    is_json = path.suffix.lower() in _JSON_SUFFIXES
     try:
         if first_line.startswith(b"["):
-            return [element for _, element in islice(json_array(path), 1)]
+            first = [element for _, element in islice(json_array(path), 1)]
+            # "[12/27/20, 18:51] Mia: hi" begins like an array of numbers
+            return first if is_json or any(isinstance(one, dict) for one in first) else None
         return _first_object(path, first_line)
     except DatasetError:
-        if path.suffix.lower() in _JSON_SUFFIXES:
+        if is_json:
             raise
         return None
 
@@ -134,7 +139,7 @@ def _first_object(path: Path, first_line: bytes) -> Any:
     """The first line as JSON, else the whole file as JSON."""
     try:
         return json.loads(first_line)
-    except ValueError:  # one document over many lines, or a cut line
+    except (ValueError, RecursionError):  # one document over many lines, or a cut line
         pass
     try:
         return read_json(path)
@@ -150,7 +155,9 @@ def _sources(path: str | Path | None, dataset: str | None) -> list[tuple[Path | 
     if path is None or (str(path) == HUB_PATH and not Path(path).exists()):
         if dataset is None:
             raise DatasetError("dataset: name the one to fetch from the hub; no path was given")
-        return [(None if dataset == mmlu.NAME else hub_file(dataset), dataset)]
+        if dataset == mmlu.NAME:
+            return [(None, dataset)]
+        return [(file, dataset) for file in hub_files(dataset)]
     return [(file, dataset or detect(file)) for file in files_of(Path(path), dataset)]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rsm_torch.cache import locked
+from rsm_torch.files import open_regular, parse_json, read_file
 
 
 def content_key(content: Any) -> str:
@@ -17,38 +20,36 @@ def content_key(content: Any) -> str:
 
 
 class ReplyCache:
-    """JSON records by content key, in one append-only file of JSON lines.
+    """Answers, JSON records with a "text", by content key, in one append-only file of JSON lines.
 
     A later line of a key counts, and one without a value (null) takes it away. A line that was cut
-    short by a kill is passed over and asked for again. Safe among threads; two
-    processes may share a file, and then each sees what the other wrote when it next opens it.
+    short by a kill is passed over and asked for again. Safe among threads and processes, forked ones
+    too; each process sees what another wrote when it next opens the file.
 
     Args:
         path: the file; its folder is made with the first record. None keeps records in memory.
 
     Raises:
-        ValueError: `path` is a folder.
+        ValueError: `path` is no regular file.
     """
 
     def __init__(self, path: str | Path | None):
         self.path = None if path is None else Path(path)
-        if self.path is not None and self.path.is_dir():
-            raise ValueError(f"cache: expected a file, got the folder {self.path}")
-        self._lock = threading.Lock()
         self._records: dict[str, Mapping[str, Any]] = {}
-        self._torn = False  # the last line has no end yet
-        if self.path is not None and self.path.is_file():
-            self._read(self.path.read_bytes())
+        if self.path is not None and self.path.exists():
+            self._read(read_file(self.path, None, follow=True))
 
     def _read(self, data: bytes) -> None:
-        self._torn = bool(data) and not data.endswith(b"\n")
         for line in data.splitlines():
             try:
-                entry = json.loads(line)
+                entry = parse_json(self.path, line)
             except ValueError:  # cut short: that answer is asked for again
                 continue
             if isinstance(entry, dict) and {"key", "value"} <= entry.keys():
-                self._set(entry["key"], entry["value"])
+                key, value = entry["key"], entry["value"]
+                answers = isinstance(value, dict) and isinstance(value.get("text"), str)
+                if isinstance(key, str) and (answers or value is None):
+                    self._set(key, value)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -73,11 +74,13 @@ class ReplyCache:
 
     def _add(self, key: str, value: Mapping[str, Any] | None) -> None:
         line = json.dumps({"key": key, "value": value}, ensure_ascii=True) + "\n"
-        with self._lock:
-            self._set(key, value)
-            if self.path is None:
-                return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write((("\n" if self._torn else "") + line).encode())
-            self._torn = False
+        self._set(key, value)
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open_regular(self.path, "a+b", follow=True) as file, locked(file):
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = ("" if file.read(1) == b"\n" else "\n") + line  # behind a torn one
+            file.write(line.encode())
+            file.flush()
