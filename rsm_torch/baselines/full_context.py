@@ -13,7 +13,7 @@ from rsm_torch.baselines.held import HeldChunks, check_queries
 from rsm_torch.baselines.protocol import Chunk, Query
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.hits import Context
-from rsm_torch.layout import line
+from rsm_torch.layout import label, shown
 from rsm_torch.pack import pack
 from rsm_torch.tokens import TokenCounter, fitting_end, token_counter
 
@@ -70,27 +70,29 @@ class FullContext:
 
     def _whole(self, stream: str, empty: Context) -> Context:
         chunks = self._held[stream]
-        lines = [line(self._held.hit(stream, place)) for place in range(len(chunks))]
+        hits = [self._held.hit(stream, place) for place in range(len(chunks))]
+        labels = [f"{label(hit)} " for hit in hits]
+        lines = [name + shown(hit.text) for name, hit in zip(labels, hits, strict=True)]
         text, budget = "\n".join(lines), empty.max_tokens
         end, start = cut(text, budget, self._count)
-        shown = text if end >= start else text[:end] + MARK + text[start:]
-        if not shown or (end == 0 and start == len(text)):
+        if not text or (end == 0 and start == len(text)):
             return empty
+        kept = text if end >= start else without(text, end, start)
         ids, truncated, place = [], [], 0
-        for chunk, each in zip(chunks, lines, strict=True):
+        for chunk, name, each in zip(chunks, labels, lines, strict=True):
             stop = place + len(each)
-            label_end = stop - len(chunk.text)
+            label_end = place + len(name)
             whole = stop <= end or label_end >= start
             if whole or label_end < end or stop > start:  # more than a label is shown
                 ids.append(chunk.id)
                 truncated += [] if whole else [chunk.id]
             place = stop + 1
-        return Context(shown, self._count(shown), tuple(ids), budget, tuple(truncated))
+        return Context(kept, self._count(kept), tuple(ids), budget, tuple(truncated))
 
 
 def cut(text: str, max_tokens: int, count: TokenCounter) -> tuple[int, int]:
-    """(end, start): `text[:end]`, `MARK` and `text[start:]` fit the budget together, 70 % of it
-    being for the head. (len, 0) where all of it fits, (0, len) where not even some of it does."""
+    """(end, start): `text` `without` what is between them fits the budget, 70 % of it being for the
+    head. (len, 0) where all of it fits, (0, len) where not even some of it does."""
     sample = text[: MOST_CHARACTERS * max_tokens]
     if count(sample) <= max_tokens and (len(sample) == len(text) or count(text) <= max_tokens):
         return len(text), 0
@@ -99,11 +101,16 @@ def cut(text: str, max_tokens: int, count: TokenCounter) -> tuple[int, int]:
         head = int(HEAD_SHARE * room)
         end = fitting_end(count, text, 0, head, guess=FEWEST_CHARACTERS * head)
         start = max(end, fitting_start(count, text, room - head))
-        over = count(text[:end] + MARK + text[start:]) - max_tokens
+        over = count(without(text, end, start)) - max_tokens
         if over <= 0:
             return end, start
         room -= over
     return 0, len(text)
+
+
+def without(text: str, end: int, start: int) -> str:
+    """`text[:end]`, `MARK` and `text[start:]`, where the rest of a line goes on behind a space."""
+    return text[:end] + MARK + (" " if text[start - 1 : start] != "\n" else "") + text[start:]
 
 
 def fitting_start(count: TokenCounter, text: str, limit: int) -> int:

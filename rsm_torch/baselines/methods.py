@@ -69,6 +69,7 @@ _RSM: dict[str, Maker] = {
     "rsm-lexical": rsm.rsm_lexical,
     "rsm-addressing": rsm.rsm_addressing,
     "rsm-addressing-lexical": rsm.rsm_addressing_lexical,
+    "rsm-addressing-lexical-around": rsm.rsm_addressing_lexical_around,
     "rsm-context": rsm.rsm_context,
 }
 _LLM: dict[str, Maker] = {"a-mem": _a_mem, "memory-bank": _memory_bank, "mem-gpt": _mem_gpt}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
-from rsm_torch.text.around import AROUND
+from rsm_torch.text.admission import Rule
 
 
 def full_rag(settings: Settings) -> VectorRanked:
@@ -37,6 +37,6 @@ def hybrid_rag(settings: Settings) -> VectorRanked:
 
 def rag_context(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rag-context", settings, "flat", vectors="full-rag", lexical=True, around=AROUND,
-        addressing=True,
+        "rag-context", settings, "flat", vectors="full-rag", lexical=True, addressing=True,
+        rule=Rule(),
     )  # fmt: skip

@@ -12,13 +12,15 @@
 | rsm-lexical | fused with BM25 by reciprocal rank, as far as words cover the question |
 | rsm-addressing | steps, sessions and dates that the question names come first |
 | rsm-addressing-lexical | these two |
-| rsm-context | all three, no atom before another: what `AgentMemory.context` does by itself |
+| rsm-addressing-lexical-around | all three, no atom before another |
+| rsm-context | these, what stands beside a hit, and short chunks first: what `AgentMemory.context` does by itself |
 """
 
 from __future__ import annotations
 
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
+from rsm_torch.text.admission import Rule
 from rsm_torch.text.around import AROUND
 
 ALGORITHM_E_RANK = 8
@@ -73,8 +75,15 @@ def rsm_addressing_lexical(settings: Settings) -> VectorRanked:
     )
 
 
+def rsm_addressing_lexical_around(settings: Settings) -> VectorRanked:
+    return VectorRanked(
+        "rsm-addressing-lexical-around", settings, vectors="rsm-full", lexical=True, around=AROUND,
+        addressing=True, best_first=False,
+    )  # fmt: skip
+
+
 def rsm_context(settings: Settings) -> VectorRanked:
     return VectorRanked(
-        "rsm-context", settings, vectors="rsm-full", lexical=True, around=AROUND, addressing=True,
-        best_first=False,
+        "rsm-context", settings, vectors="rsm-full", lexical=True, addressing=True,
+        best_first=False, rule=Rule(),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rsm_torch.baselines.held import HeldWords, vectors_of
@@ -15,6 +16,8 @@ from rsm_torch.baselines.shards import Row, Shards
 from rsm_torch.baselines.vectors import make_vectors
 from rsm_torch.layout import Layout
 from rsm_torch.text.address import addresses
+from rsm_torch.text.admission import UNNAMED, Candidates, Rule, admission_order
+from rsm_torch.text.around import numbered
 from rsm_torch.text.reading import around, reading_order, word_weight
 
 EVERYTHING = 2**31 - 1  # groups, or items
@@ -31,6 +34,7 @@ class VectorRanked(RankedMemory):
         weight: how much ranks by words count; None: as `word_weight` has it.
         around: characters of text around a chunk that its score is averaged over.
         addressing: what the query names comes first.
+        rule: chunks are ordered as `AgentMemory.context` orders them; `around` is then the rule's.
         best_first: chunks of the best `settings.top_groups` groups come before the others.
         more: other settings of the memory of embeddings.
     """
@@ -46,6 +50,7 @@ class VectorRanked(RankedMemory):
         around: int = 0,
         addressing: bool = False,
         best_first: bool = True,
+        rule: Rule | None = None,
         **more: Any,
     ):
         super().__init__(name, settings, layout)
@@ -58,7 +63,7 @@ class VectorRanked(RankedMemory):
         )  # fmt: skip
         self._words = HeldWords(self._held) if lexical else None
         self._weight, self._around, self._addressing = weight, around, addressing
-        self._best_first = best_first
+        self._best_first, self._rule = best_first, rule
 
     def nbytes(self) -> int:
         words = 0 if self._words is None else self._words.nbytes()
@@ -72,7 +77,7 @@ class VectorRanked(RankedMemory):
         self._shards.write({stream: vectors_of(some) for stream, some in new.items()})
 
     def _rank(self, queries: Sequence[Query], depth: int) -> list[list[Place]]:
-        if self._words is not None or self._addressing or self._around:
+        if self._words is not None or self._addressing or self._around or self._rule:
             depth = EVERYTHING  # a fusion counts every rank, and anything may be named
         by_stream: dict[str, list[int]] = {}
         for number, query in enumerate(queries):
@@ -91,6 +96,8 @@ class VectorRanked(RankedMemory):
         return out
 
     def _order(self, query: Query, near: Row, rest: Row) -> list[Place]:
+        if self._rule is not None:
+            return self._admitted(query, near, rest, self._rule)
         group = dict(zip(near.places + rest.places, near.groups + rest.groups, strict=True))
         rankings = [list(zip(row.places, row.scores, strict=True)) for row in (near, rest)]
         score = {place: value for ranking in rankings for place, value in ranking}
@@ -106,6 +113,38 @@ class VectorRanked(RankedMemory):
         named = [(place, score[place]) for place in ranks]
         order = reading_order(pairs, named, ranks, words, 1.0 if weight is None else weight)
         return [Place(place, value, group[place]) for place, value in order]
+
+    def _admitted(self, query: Query, near: Row, rest: Row, rule: Rule) -> list[Place]:
+        """As `Reader.admitted` has it."""
+        group = dict(zip(near.places + rest.places, near.groups + rest.groups, strict=True))
+        score = dict(zip(rest.places + near.places, rest.scores + near.scores, strict=True))
+        places = sorted(group)
+        sizes, first = self._held.sizes(query.stream), set(near.places)
+        lengths, sessions = zip(*(sizes[place] for place in places), strict=True)
+        words, weight = None, 1.0
+        if self._words is not None:
+            index = self._words[query.stream]
+            words = index.scores(query.text).numpy()[places]
+            weight = word_weight(index.coverage(query.text, group.keys()))
+        ranks = things = None
+        if self._addressing and (address := addresses(query.text)):
+            keys = [key for key in self._held.keys(query.stream) if key.id in group]
+            named = {place: rank for rank, place in address.select(keys)}
+            ranks = np.array([named.get(place, UNNAMED) for place in places])
+            things = numbered([address.thing(key) for key in keys])
+        items = Candidates(
+            near=np.array([score[place] for place in places]),
+            lengths=np.array(lengths),
+            sessions=numbered(sessions),
+            first=None if near is rest else np.array([place in first for place in places]),
+            words=words,
+            weight=weight,
+            ranks=ranks,
+            things=things,
+        )
+        order, scores = admission_order(items, rule)
+        found = zip((places[at] for at in order), scores.tolist(), strict=True)
+        return [Place(place, value, group[place]) for place, value in found]
 
     def _named(self, query: Query, held: Mapping[int, int]) -> dict[int, int]:
         """Places that the query names, of those held, with their ranks."""

@@ -16,7 +16,7 @@ AROUND = 400  # characters; docs/decisions.md says what it was chosen by
 def average_around(
     scores: Sequence[float] | np.ndarray,
     lengths: Sequence[int] | np.ndarray,
-    sessions: Sequence[Hashable],
+    sessions: Sequence[Hashable] | np.ndarray,
     width: int = AROUND,
 ) -> np.ndarray:
     """Scores averaged over `width` characters of text.
@@ -47,14 +47,10 @@ def average_around(
         )
     if width == 0 or len(given) == 0:
         return given
-    number: dict[Hashable, int] = {}
-    session = np.array([number.setdefault(one, len(number)) for one in sessions])
-    order = np.argsort(session, kind="stable")
+    order, first, last = grouped(numbered(sessions))
     length = np.maximum(np.asarray(lengths, dtype=np.float64)[order], 1)
     end = length.cumsum()
     edge = np.concatenate([[0.0], end])  # where texts meet
-    first = np.flatnonzero(np.diff(session[order], prepend=-1))  # texts that begin a session
-    last = np.append(first[1:], len(given))
     span = np.repeat(np.arange(len(first)), last - first)
     middle, half = end - length / 2, np.maximum(width, length) / 2
     low = np.maximum(middle - half, edge[first][span])
@@ -67,3 +63,26 @@ def average_around(
     wider = high - low > length  # the others keep their scores to the bit
     out[order[wider]] = mean[wider]
     return out
+
+
+def numbered(names: Sequence[Hashable] | np.ndarray) -> np.ndarray:
+    """[N] int: a number for each name, equal for equal ones; arrays of ints as they are."""
+    if isinstance(names, np.ndarray):
+        return names
+    number: dict[Hashable, int] = {}
+    return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
+
+
+def grouped(sessions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Items laid out session by session, in the order given within each: their places [N], and
+    where in that order each session begins and ends [S].
+
+    Args:
+        sessions: [N] int; equal ones are one session.
+    """
+    order = np.argsort(sessions, kind="stable")
+    laid = sessions[order]
+    begins = np.ones(len(laid), dtype=bool)
+    begins[1:] = laid[1:] != laid[:-1]
+    first = np.flatnonzero(begins)
+    return order, first, np.append(first[1:], len(laid))

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
 
 from rsm_torch.hits import Context, Hit
 from rsm_torch.layout import Layout, Order
+from rsm_torch.outputs import AtomScore, ChunkScore
 from rsm_torch.pack import pack
-from rsm_torch.retrieve import AtomScore, ChunkScore
 from rsm_torch.text import intake
-from rsm_torch.text.around import AROUND
-from rsm_torch.text.embedders import embed
+from rsm_torch.text.address import Address, addresses
+from rsm_torch.text.admission import BESIDE, BRIEF, UNNAMED, Candidates, Rule, admission_order
+from rsm_torch.text.around import AROUND, average_around
+from rsm_torch.text.embedders import embed_query
 from rsm_torch.text.filters import Filter, read_filter
 from rsm_torch.text.index import ALL_ATOMS, Read
 from rsm_torch.text.items import StoredItem, Time
 from rsm_torch.text.opened import OpenMemory, locked
-from rsm_torch.text.reading import Reader, ReadTexts, most_items
+from rsm_torch.text.reading import most_items, ordered, word_weight
+from rsm_torch.text.words import words as split
+
+MOST_AROUND = 2**40  # characters; more than any session has
+
+
+class Found(NamedTuple):
+    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
+    search `looked` at [N], and what to order them by."""
+
+    chunks: np.ndarray
+    looked: np.ndarray
+    items: Candidates
 
 
 class Finding(OpenMemory):
@@ -54,7 +70,7 @@ class Finding(OpenMemory):
                 `addresses`), the nearest of them leading; their score is their cosine.
             lexical: fuse this ranking, of the whole stream or of `top_atoms`, with that by the
                 words of the query (BM25 over the stream's live items, their steps, sessions and
-                roles included; needs bm25s), by reciprocal rank. Ranks by words count the less the
+                roles included), by reciprocal rank. Ranks by words count the less the
                 less of the query its best item has (`word_weight`). Scores are then sums of
                 reciprocal ranks; items that are named come first all the same.
             around: average the scores of items by embedding over so many characters of their
@@ -65,7 +81,7 @@ class Finding(OpenMemory):
         """
         read = Read(top_k, top_atoms, atom_score, chunk_score)
         chosen = read_filter(where, before, after)
-        return self._find(query, stream, [read], addressing, lexical, around, chosen)
+        return self._find(query, stream, read, addressing, lexical, around, chosen)
 
     @locked
     def context(
@@ -85,32 +101,40 @@ class Finding(OpenMemory):
         addressing: bool = True,
         lexical: bool = True,
         around: int = AROUND,
+        beside: float = BESIDE,
+        brief: int | None = BRIEF,
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
+        escape_chat_marks: bool = False,
     ) -> Context:
         """What a reader should see to answer `query`, in at most `max_tokens` tokens.
 
-        Items are admitted while they fit: those that the query names, then all others as `search`
-        ranks them, those of the best `top_atoms` atoms first if that is given.
+        Items are admitted while they fit: first those that the query names, each step's (session's,
+        day's) best before any one's second; then all others by their ranks by embedding and by
+        words, by what stands beside them, and by how short they are.
 
         Args:
-            layout, order, truncate: as in `pack`.
+            layout, order, truncate, escape_chat_marks: as in `pack`.
             tokenizer: the reader's; None: that of the memory, else the embedder's. The budget is as
-                hard as its counts: WordPiece counts any run of more than 100 letters as one token.
+                hard as its counts.
             top_k: most items to consider; None: one for every four tokens of the budget, at least
                 20.
-            top_atoms: so many atoms come first, whole; None: no atom before another.
+            top_atoms: by embedding, the items of so many atoms rank before all others; None: no
+                atom before another.
             atom_score, chunk_score, addressing, where, before, after: as in `search`.
             lexical, around: as in `search`, for the ranking of the whole stream. Both are on, since
-                contexts hold more of what questions need with them (docs/results); lexical=False
-                does without bm25s.
+                contexts hold more of what questions need with them (docs/results).
+            beside: the share of the score of the better of its two neighbours in the session that
+                an item gets, as a question's answer does. 0: none.
+            brief: of items that score alike, short ones come first: scores are multiplied by
+                brief / (brief + characters of the item). None: they are not.
 
         Raises:
             KeyError: a stream never written.
             ValueError: a blank query, a budget below 1, or no tokenizer anywhere.
-            ImportError: `lexical` without bm25s.
         """
+        intake.read_tokenizer(tokenizer)
         choices = (tokenizer, self.tokenizer, getattr(self.embedder, "tokenizer", None))
         tokenizer = next((choice for choice in choices if choice is not None), None)
         if tokenizer is None:
@@ -118,39 +142,136 @@ class Finding(OpenMemory):
                 f"tokenizer: embedder {self.embedder.name!r} has none to count with; pass the "
                 "reader's, or a function from text to a number of tokens"
             )
+        marks = intake.read_flag(escape_chat_marks, "escape_chat_marks")
         pack([], max_tokens, tokenizer, layout, order, truncate)  # refuse before the work
+        rule = Rule(around, beside, brief)
+        rule = replace(rule, around=min(rule.around, MOST_AROUND))
         top_k = most_items(max_tokens) if top_k is None else top_k
         reads = [Read(top_k, ALL_ATOMS, atom_score, chunk_score)]
         if top_atoms is not None:
             reads.insert(0, replace(reads[0], top_atoms=top_atoms))
         chosen = read_filter(where, before, after)
-        hits = self._find(query, stream, reads, addressing, lexical, around, chosen)
-        return pack(hits, max_tokens, tokenizer, layout, order, truncate)
+        words, known, q, address = self._asked(query, stream, addressing, lexical)
+        found = self._candidates(words, known, q, reads, address, lexical, chosen)
+        pairs: list[tuple[int, float]] = []
+        if found is not None:
+            places, scores = admission_order(found.items, rule, top_k)
+            pairs = list(zip(found.chunks[places].tolist(), scores.tolist(), strict=True))
+        return pack(
+            self._hits(pairs),
+            max_tokens,
+            tokenizer,
+            layout,
+            order,
+            truncate,
+            escape_chat_marks=marks,
+        )
 
     def _find(
         self,
         query: str,
         stream: str,
-        reads: list[Read],
+        read: Read,
         addressing: bool,
         lexical: bool,
         around: int,
         chosen: Filter,
     ) -> list[Hit]:
-        if isinstance(around, bool) or not isinstance(around, int) or around < 0:
-            raise ValueError(f"around: expected an int of at least 0, got {around!r}")
+        """At most `top_k` items in the order of `reading_order`."""
+        width = min(Rule(around=around).around, MOST_AROUND)
+        words, known, q, address = self._asked(query, stream, addressing, lexical)
+        if not (lexical or width or address or chosen or self._store.has_expired(known)):
+            return self._hits(self._state.index.search(q, known, read))
+        some = read.top_atoms is not None or not (lexical or width or chosen)
+        found = self._candidates(words, known, q, [read], address, lexical, chosen, some)
+        if found is None:
+            return []
+        items, near = found.items, found.items.near
+        if width:
+            near = np.full(len(near), -np.inf, np.float32)
+            at = np.flatnonzero(found.looked)
+            near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
+        near = np.where(found.looked, near, np.float32(-np.inf))
+        order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
+        named = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
+        shown, score = ordered(
+            near[order], read.top_k, None if named is None else named[order], items.near[order],
+            None if items.words is None else items.words[order], items.weight,
+        )  # fmt: skip
+        return self._hits(
+            list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))
+        )
+
+    def _asked(
+        self, query: str, stream: str, addressing: bool, lexical: bool
+    ) -> tuple[str, int, Tensor, Address]:
+        """The query's words, the stream's number, its tensors loaded, the query's embedding [D] and
+        what it names."""
+        intake.read_flag(addressing, "addressing")
+        intake.read_flag(lexical, "lexical")
         words = intake.read_words(query, "query")
         known = self._known(stream)
-        q = embed(self.embedder, [words], "query")[0]
-        allowed: set[int] | None = None
-        if chosen or self._store.has_expired(known):
-            allowed = {found.chunk for found in self._store.select(known, chosen)}
-        reader = Reader(self._store, self._state.index, self._texts, known, allowed)
-        return reader.hits(words, q, reads, addressing, lexical, around)
+        q = embed_query(self.embedder, words)
+        self._state.touch({known})
+        return words, known, q, addresses(words, self._clock()) if addressing else Address()
 
-    @cached_property
-    def _texts(self) -> ReadTexts:
-        return ReadTexts(self._store)
+    def _hits(self, pairs: Sequence[tuple[int, float]]) -> list[Hit]:
+        items = self._store.by_chunk([chunk for chunk, _ in pairs])
+        return [items[chunk].scored(score) for chunk, score in pairs]
+
+    def _candidates(
+        self,
+        query: str,
+        stream: int,
+        q: Tensor,
+        reads: Sequence[Read],
+        address: Address,
+        lexical: bool,
+        chosen: Filter,
+        some: bool = False,
+    ) -> Found | None:
+        """All items of a stream that may be read, as arrays; None: there are none.
+
+        Args:
+            reads: of two, what the first finds comes before the rest.
+            some: only what the first read finds counts by its embedding.
+        """
+        index, shelf, read = self._state.index, self._state.shelves[stream], reads[0]
+        here = shelf["alive"]
+        if chosen:
+            here = here & np.isin(
+                shelf["chunk"], [one.chunk for one in self._store.select(stream, chosen)]
+            )
+        places = np.flatnonzero(here)
+        if not len(places):
+            return None
+        places = places[np.argsort(shelf["item"][places], kind="stable")]
+        chunks = shelf["chunk"][places]
+        ids, scores = (one.numpy() for one in index.scores(q, stream, read.chunk_score))
+        looked = np.ones(len(places), bool)
+        if some or len(reads) > 1:
+            limited = read.top_atoms is not None
+            # Without, it is as many atoms as fill top_k; and those that have expired are found too.
+            most = len(ids) if limited else read.top_k + len(ids) - len(places)
+            best = index.search(q, stream, replace(read, top_k=most))
+            looked = np.isin(chunks, [chunk for chunk, _ in best])
+        by_words, weight = None, 1.0
+        if lexical:
+            asked = split(query)
+            by_words, most_words = shelf.words.scores(asked)[places], shelf.words.most(asked)
+            weight = word_weight(float(by_words.max()) / most_words if most_words else 0.0)
+        ranks, things = shelf.named(address, places)
+        items = Candidates(
+            near=scores[np.searchsorted(ids, chunks)],
+            lengths=shelf["length"][places],
+            sessions=shelf["session"][places],
+            first=looked if len(reads) > 1 else None,
+            words=by_words,
+            weight=weight,
+            ranks=ranks,
+            things=things,
+        )
+        return Found(chunks, looked, items)
 
     @locked
     def get(self, id: str) -> StoredItem | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
@@ -11,25 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rsm_torch.text.words import words
+
 T = TypeVar("T", bound=Hashable)
 Pairs = list[tuple[int, float]]  # (item, score), best first
 
 K1, B = 1.5, 0.75
 RRF_K = 60
-
-# Han and kana, which are written without spaces.
-_UNSPACED = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3040-\u30ff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
-
-
-def split_words(text: str) -> list[str]:
-    """The words of a text as `LexicalIndex` counts them by default.
-
-    Lower case, compatibility forms folded (NFKC); a word is a run of letters, digits and
-    underscores of any script, but each Han or kana character is one by itself. Single letters and
-    numbers are words; nothing is stemmed and there are no stop words.
-    """
-    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
 class Labelled(Protocol):
@@ -65,7 +51,7 @@ class LexicalIndex:
 
     Args:
         texts: named from here on by their places; of each the text, or the list of its words.
-        split: from a text to its words; `split_words` by default.
+        split: from a text to its words.
 
     Raises:
         ImportError: bm25s is not installed.
@@ -74,12 +60,12 @@ class LexicalIndex:
     def __init__(
         self,
         texts: Iterable[str | list[str]],
-        split: Callable[[str], list[str]] = split_words,
+        split: Callable[[str], list[str]] = words,
     ) -> None:
         self._split = split
-        words = [split(text) if isinstance(text, str) else text for text in texts]
-        self._size = len(words)
-        self._index = _bm25(words) if any(words) else None  # bm25s cannot index no words at all
+        each = [split(text) if isinstance(text, str) else text for text in texts]
+        self._size = len(each)
+        self._index = _bm25(each) if any(each) else None  # bm25s cannot index no words at all
 
     def __len__(self) -> int:
         return self._size

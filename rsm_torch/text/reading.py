@@ -6,20 +6,13 @@ the text around it, or shares its words.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from torch import Tensor
+import numpy as np
 
-from rsm_torch.hits import Hit
-from rsm_torch.text.address import addresses
 from rsm_torch.text.around import average_around
-from rsm_torch.text.index import Read, StreamIndex
-from rsm_torch.text.lexical import LexicalIndex, Pairs, fuse, searchable, split_words
-from rsm_torch.text.store import ItemStore
+from rsm_torch.text.lexical import RRF_K, Pairs, fuse
 
-CACHED_STREAMS = 64
 COVERED = 0.12  # of a query by its best text, for words to count in full; see docs/decisions.md
 
 Texts = Mapping[int, tuple[int, Hashable]]  # from an item to the length of its text and its session
@@ -104,131 +97,65 @@ def word_weight(coverage: float) -> float:
     return min(1.0, (coverage / COVERED) ** 2)
 
 
-class Text(NamedTuple):
-    """What is kept of a live item: how long it is, its session, and its words."""
-
-    length: int
-    session: int | str | None
-    words: list[str]
-
-
-class StreamTexts:
-    """The live items of a stream.
+def ordered(
+    near: np.ndarray,
+    top_k: int,
+    rank: np.ndarray | None = None,
+    named_by: np.ndarray | None = None,
+    words: np.ndarray | None = None,
+    weight: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `reading_order` gives, of the items of a stream as arrays.
 
     Args:
-        texts: by their chunks, in the order in which the items were added.
+        near: [N] float32, scores by embedding; -inf of those that were not looked at.
+        top_k: most to return.
+        rank: [N] int8, of what the query names; -1: the others. None: it names nothing.
+        named_by: [N] scores by which those that are named are ordered.
+        words: [N] float32, scores by words, 0 where there are none; None: no fusion.
+
+    Returns:
+        places [n], scores [n].
     """
-
-    def __init__(self, texts: dict[int, Text]):
-        self.texts = texts
-        self._index: LexicalIndex | None = None
-
-    def sizes(self) -> Texts:
-        """The length and session of each chunk."""
-        return {chunk: (text.length, text.session) for chunk, text in self.texts.items()}
-
-    def ranking(self, query: str, allowed: Set[int] | None) -> tuple[list[int], float]:
-        """Chunks that share words with the query, best first, and how much that should count.
-
-        Args:
-            allowed: those that may be found; the others still count as texts.
-        """
-        if self._index is None:
-            self._index = LexicalIndex(text.words for text in self.texts.values())
-        chunks = list(self.texts)
-        places = None if allowed is None else {n for n, c in enumerate(chunks) if c in allowed}
-        found = self._index.ranking(query, places)
-        weight = word_weight(self._index.coverage(query, places))
-        return [chunks[place] for place, _ in found], weight
-
-
-class ReadTexts:
-    """The texts of the streams that were last read by them.
-
-    They are exactly those of the live items of a stream: whenever these are others than before, by
-    whatever change, the new ones are read and the words indexed anew. They live in RAM, for at most
-    `CACHED_STREAMS` streams.
-    """
-
-    def __init__(self, store: ItemStore):
-        self._store = store
-        self._held: dict[int, StreamTexts] = {}
-
-    def __getitem__(self, stream: int) -> StreamTexts:
-        chunks = self._store.live_chunks(stream)
-        held = self._held.pop(stream, None)
-        if held is None or list(held.texts) != chunks:
-            known = {} if held is None else held.texts
-            # A chunk's text never changes, and no id comes back.
-            items = self._store.by_chunk([chunk for chunk in chunks if chunk not in known])
-            known = known | {
-                chunk: Text(len(item.text), item.session, split_words(searchable(item)))
-                for chunk, item in items.items()
-            }
-            held = StreamTexts({chunk: known[chunk] for chunk in chunks})
-        self._held[stream] = held
-        while len(self._held) > CACHED_STREAMS:
-            del self._held[next(iter(self._held))]
-        return held
+    order = descending(near)
+    order = order[: int((near > -np.inf).sum())]
+    score: np.ndarray = near
+    by_words = np.empty(0, np.int64)
+    if words is not None:
+        by_words = descending(words)[: int((words > 0).sum())]
+        score = np.zeros(len(near))
+        score[order] = 1 / (RRF_K + 1 + np.arange(len(order)))
+        score[by_words] += weight / (RRF_K + 1 + np.arange(len(by_words)))
+        others = by_words[near[by_words] == -np.inf]
+        order = _best(score, np.concatenate([order, others]), top_k)
+    if rank is None or named_by is None or not (rank >= 0).any():
+        return order[:top_k], score[order[:top_k]]
+    named = np.flatnonzero(rank >= 0)
+    lead = named[descending(named_by[named])]
+    own = np.zeros(len(near))
+    own[lead] = named_by[lead]
+    if words is not None:
+        shared = by_words[rank[by_words] >= 0]
+        own[lead] = 1 / (RRF_K + 1 + np.arange(len(lead)))
+        own[shared] += weight / (RRF_K + 1 + np.arange(len(shared)))
+        lead = lead[np.argsort(-own[lead], kind="stable")]
+    lead = lead[np.argsort(rank[lead], kind="stable")]
+    places = np.concatenate([lead, order[rank[order] < 0]])[:top_k]
+    return places, np.where(rank[places] >= 0, own[places], score[places])
 
 
-class Reader:
-    """Reads one stream of a store and its tensors for one query."""
+def descending(score: np.ndarray) -> np.ndarray:
+    """Places [N] of score [N], float32, the best first; of equals the first."""
+    bits = (score.astype(np.float32) + 0.0).view(np.uint32)
+    rising = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    keys = ((~rising).astype(np.uint64) << np.uint64(32)) | np.arange(len(score), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
-    def __init__(
-        self,
-        store: ItemStore,
-        index: StreamIndex,
-        texts: ReadTexts,
-        stream: int,
-        allowed: Set[int] | None,
-    ):
-        self._store, self._index, self._texts = store, index, texts
-        self._stream, self._allowed = stream, allowed
 
-    def hits(
-        self,
-        query: str,
-        q: Tensor,
-        reads: Sequence[Read],
-        addressing: bool,
-        lexical: bool,
-        width: int,
-    ) -> list[Hit]:
-        """At most `top_k` of the first read.
-
-        Args:
-            reads: searches, the results of each behind those before.
-            lexical: fuse the searches with the ranking by words.
-            width: characters around an item that it is scored by. With either, searches look at
-                every chunk that they may, so that what comes out is exact.
-        """
-        stream, allowed, top_k = self._stream, self._allowed, reads[0].top_k
-        if lexical or width:
-            held = self._index.count().get(stream)
-            reads = [replace(read, top_k=held.items if held else 1) for read in reads]
-        searched = [self._index.search(q, stream, read, allowed) for read in reads]
-        texts = self._texts[stream] if lexical or width else StreamTexts({})
-        sizes = texts.sizes() if width else {}
-        near = (pair for ranking in around(searched, sizes, width) for pair in ranking)
-        words, weight = texts.ranking(query, allowed) if lexical else (None, 1.0)
-        ranks = self._named(query) if addressing else {}
-        best = reading_order(near, self._cosines(q, list(ranks)), ranks, words, weight)[:top_k]
-        items = self._store.by_chunk([chunk for chunk, _ in best])
-        return [items[chunk].scored(score) for chunk, score in best]
-
-    def _named(self, query: str) -> dict[int, int]:
-        """Chunks of the stream that the query names, with their ranks."""
-        address = addresses(query)
-        if not address:
-            return {}
-        keys = self._store.keys(self._stream)
-        allowed = [key for key in keys if self._allowed is None or key.id in self._allowed]
-        return {chunk: rank for rank, chunk in address.select(allowed)}
-
-    def _cosines(self, q: Tensor, chunks: list[int]) -> Pairs:
-        if not chunks:
-            return []
-        found = self._store.vectors(chunks)
-        cosines = self._index.cosines(q, found.vectors).tolist()
-        return list(zip(found.ids.tolist(), cosines, strict=True))
+def _best(score: np.ndarray, order: np.ndarray, k: int) -> np.ndarray:
+    """`order` by score, all of it that is as good as the k best; of equals, as it was."""
+    if k < len(order):
+        least = -np.partition(-score[order], k - 1)[k - 1]
+        order = order[score[order] >= least]
+    return order[np.argsort(-score[order], kind="stable")]

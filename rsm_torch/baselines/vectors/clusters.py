@@ -25,11 +25,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rsm_torch.bank import double
 from rsm_torch.baselines.vectors.bytes import clustered, limits_of
 from rsm_torch.baselines.vectors.grouped import find_in_groups
 from rsm_torch.baselines.vectors.intake import Streams
-from rsm_torch.baselines.vectors.items import Items, grown
+from rsm_torch.baselines.vectors.items import Items, double, grown
 from rsm_torch.baselines.vectors.protocol import Found
 from rsm_torch.baselines.vectors.ranking import NONE
 from rsm_torch.baselines.vectors.settings import VectorSettings

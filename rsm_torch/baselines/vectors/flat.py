@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rsm_kernels.slots import run
 from rsm_torch.baselines.vectors import ranking
 from rsm_torch.baselines.vectors.intake import Streams
 from rsm_torch.baselines.vectors.items import Items
 from rsm_torch.baselines.vectors.protocol import Found
-from rsm_torch.baselines.vectors.ranking import NONE
+from rsm_torch.baselines.vectors.ranking import NONE, run
 
 
 class Flat(Streams):

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from rsm_kernels.slots import run
 from rsm_torch.baselines.vectors import ranking
 from rsm_torch.baselines.vectors.items import Items
 from rsm_torch.baselines.vectors.protocol import Found
-from rsm_torch.baselines.vectors.ranking import NONE
+from rsm_torch.baselines.vectors.ranking import NONE, run
 
 
 def find_in_groups(

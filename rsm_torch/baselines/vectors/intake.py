@@ -12,7 +12,7 @@ from rsm_torch.baselines.vectors.bytes import Limits, Sizes
 from rsm_torch.baselines.vectors.protocol import Found
 from rsm_torch.baselines.vectors.settings import VectorSettings
 from rsm_torch.checks import as_device, as_rows, as_slots, as_valid, unit_rows
-from rsm_torch.modes import plainly
+from rsm_torch.modes import modeless
 
 Slots = Tensor | Sequence[int] | None
 
@@ -44,7 +44,7 @@ class Streams(ABC):
     def sizes(self) -> Sizes:
         return self.limits.sizes
 
-    @plainly
+    @modeless
     def write(self, x: Tensor, slots: Slots = None, lengths: Slots = None) -> Tensor:
         """Take in the first `lengths[b]` chunks of x [B, T, D] (None: all T) for slot `slots[b]`
         (None: 0 … B-1), one after another.
@@ -68,7 +68,7 @@ class Streams(ABC):
         self.seen[at] += valid.sum(1)
         return groups
 
-    @plainly
+    @modeless
     def search(self, q: Tensor, slots: Slots = None, top_k: int = 20, top_groups: int = 5) -> Found:
         """The best items for q [B, Q, D] in slots `slots[b]` (None: 0 … B-1). Changes nothing.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rsm_torch.bank import double
-
 
 class Items:
     """Item n of slot s, n < count[s], is number `ids[s, n]`, in group `owner[s, n]`, kept as
@@ -121,3 +119,11 @@ def groups_of(numbers: Tensor, ids: Tensor, owner: Tensor, count: Tensor, slots:
     place = torch.searchsorted(held, numbers).clamp(max=ids.shape[1] - 1)
     found = (held.gather(1, place) == numbers) & (numbers >= 0)
     return owner[slots].gather(1, place).to(torch.int64).masked_fill(~found, -1)
+
+
+def double(room: int, need: int) -> int:
+    """The next room of at least `need`: twice as much each time, 8 at the least."""
+    room = max(room, 8)
+    while room < need:
+        room *= 2
+    return room

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rsm_kernels.atom_search.batched import first_k
 from rsm_torch.baselines.vectors.protocol import Found
 
 NONE = float("-inf")
@@ -87,3 +86,24 @@ def newest_of(ranks: Tensor, top_k: int) -> Tensor:
     order = (ranks * n + newest).masked_fill(ranks < 0, last).sort(dim=-1)
     k = min(top_k, n)
     return order.indices[..., :k].masked_fill(order.values[..., :k] == last, -1)
+
+
+def first_k(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of score [R, n] and their indices, equals in the order they stand.
+
+    `topk` leaves equals in any order; they are rare, and only their rows are sorted.
+    """
+    values, index = score.topk(min(k + 1, score.shape[1]))
+    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > NONE)).any(1)
+    if bool(tied.any()):
+        n = values.shape[1]
+        ordered = score[tied].sort(dim=-1, descending=True, stable=True)
+        values[tied], index[tied] = ordered.values[:, :n], ordered.indices[:, :n]
+    return values[:, :k], index[:, :k]
+
+
+def run(slots: Tensor) -> slice | Tensor:
+    """Slots [B] that follow one another as a slice, which indexes without a copy."""
+    first = int(slots[0])
+    ordered = torch.equal(slots.cpu(), torch.arange(first, first + len(slots)))
+    return slice(first, first + len(slots)) if ordered else slots

@@ -87,7 +87,7 @@ class RSMVectors(Streams):
 
     @property
     def _now(self) -> Limits:
-        trained = self.memory.bank.codebook is not None
+        trained = self.memory.state.codebook is not None
         return self.limits if trained else self._untrained
 
     # -- writing ------------------------------------------------------------------------------
@@ -104,28 +104,33 @@ class RSMVectors(Streams):
             self.memory.write(rows[:, part], slots, lengths, ids=ids[:, part], check=False)
             self._compact(slots[valid[:, start]])
             start = part.stop
-        bank = self.memory.bank
-        return groups_of(ids, bank.ids, bank.member_atom, bank.n_members, slots)
+        out = torch.full_like(ids, -1)
+        for row, slot in enumerate(slots.tolist()):
+            held = self.memory.members(slot)
+            count = torch.tensor([len(held.ids)])
+            of = torch.tensor([0])
+            out[row] = groups_of(ids[row : row + 1], held.ids[None], held.atoms[None], count, of)[0]
+        return out
 
     def _chunks_that_fit(self, slots: Tensor) -> int:
         """How many chunks no limit of these streams can be reached by, and 1 at the least: what is
         written at once is what would have been written one by one."""
-        limits, bank = self._now, self.memory.bank
-        atoms, held = bank.n_atoms[slots], bank.n_members[slots]
+        limits, counts = self._now, self.memory.counts(slots)
+        atoms, held = counts.atoms, counts.members
         fit = limits.items_beside(atoms) - held
         if limits.max_bytes is not None:
             left = limits.max_bytes - limits.sizes.shared - limits.sizes.total(held, atoms)
             fit = torch.minimum(fit, left // (limits.sizes.per_item + limits.sizes.per_group))
         if limits.groups is not None:
             fit = torch.minimum(fit, limits.groups - atoms)
-        if self.memory.config.storage == "pq" and bank.codebook is None:
+        if self.memory.config.storage == "pq" and self.memory.state.codebook is None:
             fit = fit.clamp(max=1)  # it may be trained after any chunk
         return max(1, int(fit.min()))
 
     def _compact(self, slots: Tensor) -> None:
         """Within limits again: the oldest items go first, then the closest atoms merge."""
-        limits, bank = self._now, self.memory.bank
-        atoms, held = bank.n_atoms[slots], bank.n_members[slots]
+        limits, counts = self._now, self.memory.counts(slots)
+        atoms, held = counts.atoms, counts.members
         kept = atoms if limits.groups is None else atoms.clamp(max=limits.groups)
         most = limits.items_beside(kept)
         over = (held > most) | (atoms > kept)
@@ -150,19 +155,16 @@ class RSMVectors(Streams):
         return self.sizes.shared
 
     def state_nbytes(self) -> int:
-        """Of all live rows, and the codebook."""
-        flat = self.memory.bank.flat()
-        return sum(t.numel() * t.element_size() for t in flat.values())
+        """With sums, singular values and names of atoms."""
+        sums = 0 if self.settings.atom_score == "centroid" else FLOAT * self.dim
+        more = sums + FLOAT * self.memory.config.rank + NUMBER
+        return self.nbytes() + more * int(self.memory.counts().atoms.sum())
 
     def held(self, slot: int) -> dict[str, Tensor]:
-        b = self.memory.bank
-        n, m = int(b.n_members[slot]), int(b.n_atoms[slot])
-        out = {name: getattr(b, name)[slot, :n] for name in ("ids", "member_atom")}
-        for name in ("members", "members_scale", "coefficients"):
-            if getattr(b, name) is not None:
-                out[name] = getattr(b, name)[slot, :n]
+        flat, atoms = self.memory.flat([slot]), self.memory.atoms(slot)
         by_centroid = ("sums",) if self.settings.atom_score == "centroid" else ()
-        for name in ("basis", "basis_scale", "counts", *by_centroid):
-            if getattr(b, name) is not None:
-                out[name] = getattr(b, name)[slot, :m]
-        return out
+        names = ("ids", "members", "members_scale", "coefficients", "counts", *by_centroid)
+        basis = self.memory.state.basis_codec.encode(atoms.bases)
+        out = {name: flat[name] for name in names if name in flat}
+        out["member_atom"] = atoms.places(flat["member_atom"]).to(torch.int32)
+        return out | {key.replace("codes", "basis"): part for key, part in basis.items()}

@@ -56,20 +56,19 @@ class RSMCentroid(Streams):
         """How many chunks may be written before atoms have to merge, 1 at the least."""
         if self.limits.groups is None:
             return valid.shape[1]
-        return max(1, int((self.limits.groups - self.memory.bank.n_atoms[slots]).min()))
+        return max(1, int((self.limits.groups - self.memory.counts(slots).atoms).min()))
 
     def _write(self, rows: Tensor, slots: Tensor, valid: Tensor, numbers: Tensor) -> None:
         # An atom is named by the id of its opener: unique in its stream is all that is needed.
         ids = torch.where(valid, (slots[:, None] << 32) + numbers, -1)
         atoms = self.memory.write(rows, slots, valid.sum(1), ids=ids, check=False).atoms
-        bank = self.memory.bank
-        groups = bank.n_atoms[slots]
+        groups = n_atoms = self.memory.counts(slots).atoms
         if self.limits.groups is not None:
             groups = groups.clamp(max=self.limits.groups)
         new, old = self.items.newest(slots, valid, self.limits.items_beside(groups))
         self.items.take(slots, new, numbers, atoms, None, old)
         if self.limits.groups is not None:
-            for slot in slots[bank.n_atoms[slots] > self.limits.groups].tolist():
+            for slot in slots[n_atoms > self.limits.groups].tolist():
                 self._merge(slot, self.limits.groups)
 
     def _merge(self, slot: int, most: int) -> None:
@@ -82,29 +81,36 @@ class RSMCentroid(Streams):
         for name in before:
             while name in into:
                 name = into[name]
-            moved.append(index[name])
+            moved.append(index.get(name, -1))
         self.items.move(slot, torch.tensor(moved, dtype=torch.int32, device=self.device))
 
     def _find(self, q: Tensor, slots: Tensor, top_k: int, top_groups: int) -> Found:
-        bank = self.memory.bank
-        return find_in_groups(
-            self.items, bank.sums, bank.n_atoms, q, slots, top_k, top_groups, False
-        )
+        sums, n_handles = self._sums(slots.tolist())
+        return find_in_groups(self.items, sums, n_handles, q, slots, top_k, top_groups, False)
+
+    def _sums(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        """Sums [S, M, D] of the atoms of these slots by handle, zeros elsewhere, and M of each."""
+        flat, n = self.memory.flat(slots), torch.zeros(self.streams, dtype=torch.int64)
+        slot = torch.tensor(slots, dtype=torch.int64).repeat_interleave(flat["n_atoms"])
+        n.scatter_reduce_(0, slot, flat["handles"].to(torch.int64) + 1, "amax")
+        sums = torch.zeros(self.streams, int(n.max()), self.dim)
+        sums[slot, flat["handles"].to(torch.int64)] = flat["sums"]
+        return sums.to(self.device), n.to(self.device)
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        return self.items.count.clone(), self.memory.bank.n_atoms.clone()
+        return self.items.count.clone(), self.memory.counts().atoms
 
     def held(self, slot: int) -> dict[str, Tensor]:
-        n, m = int(self.items.count[slot]), int(self.memory.bank.n_atoms[slot])
+        n, atoms = int(self.items.count[slot]), self.memory.atoms(slot)
         return {
             "ids": self.items.ids[slot, :n],
-            "owner": self.items.owner[slot, :n],
-            "prototypes": self.memory.bank.sums[slot, :m],
-            "counts": self.memory.bank.counts[slot, :m],
+            "owner": atoms.places(self.items.owner[slot, :n].cpu()).to(torch.int32),
+            "prototypes": atoms.sums,
+            "counts": atoms.counts.to(torch.int32),
         }
 
     def state_nbytes(self) -> int:
         """Of all live tensors: merging needs the atoms' leading directions and names too."""
-        flat = self.memory.bank.flat()
+        flat = self.memory.flat()
         items = int(self.items.count.sum()) * self.sizes.per_item
         return items + sum(t.numel() * t.element_size() for t in flat.values())

@@ -11,7 +11,7 @@ import torch
 
 from rsm_torch.calibrate import Calibration
 from rsm_torch.config import Kept, Routing, Scope
-from rsm_torch.retrieve import AtomScore, ChunkScore
+from rsm_torch.outputs import AtomScore, ChunkScore
 
 DEFAULT_GROUPS = 32
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rsm_torch.eval.datasets import (
     ama_bench,
+    beam,
     locomo,
     locomo_plus,
     longmemeval,
@@ -45,6 +46,11 @@ def _by_name_alone(record: Any) -> bool:
     return False
 
 
+def _chats(size: str) -> tuple[str, ...]:
+    """The files of BEAM's chats of a size, "*" for all: in its repository, then on the hub."""
+    return (f"chats/{size}/*/chat.json", f"{size}/*/chat.json", f"data/{size}-*.parquet")
+
+
 _LONGMEMEVAL = {size: f"longmemeval_{size}*.json" for size in ("s", "oracle", "m")}
 FORMATS = {
     ama_bench.NAME: Format(
@@ -77,6 +83,15 @@ FORMATS = {
             _by_name_alone, longmemeval.episodes, "longmemeval", (pattern,), any_json=False
         )
         for size, pattern in _LONGMEMEVAL.items()
+    },
+    beam.NAME: Format(
+        beam.recognises, beam.episodes, beam.NAME, (*_chats("*"), "*/chat.json", "chat.json"), False
+    ),
+    **{
+        f"{beam.NAME}_{size}": Format(
+            _by_name_alone, beam.episodes, beam.NAME, _chats(size.upper()), any_json=False
+        )
+        for size in beam.SIZES
     },
     toolbench.NAME: Format(
         toolbench.recognises,

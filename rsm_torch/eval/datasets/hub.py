@@ -12,20 +12,29 @@ from rsm_torch.eval.datasets.episode import DatasetError
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A dataset repository of the hub, and the file to read in it ("": `datasets` reads it)."""
+    """A dataset repository of the hub, and the files to read in it (none: `datasets` reads it)."""
 
     repository: str
-    file: str = ""
+    files: tuple[str, ...] = ()
 
 
+_BEAM = "Mohammadta/BEAM"
+_BEAM_FILES = {
+    size: f"data/{size.upper()}-00000-of-00001.parquet" for size in ("100k", "500k", "1m")
+}
 _LONGMEMEVAL = "xiaowu0162/longmemeval-cleaned"
 HUB = {
-    "ama_bench": Published("AMA-bench/AMA-bench", "test/open_end_qa_set.jsonl"),
-    "longmemeval": Published(_LONGMEMEVAL, "longmemeval_s_cleaned.json"),
-    "longmemeval_s": Published(_LONGMEMEVAL, "longmemeval_s_cleaned.json"),
-    "longmemeval_oracle": Published(_LONGMEMEVAL, "longmemeval_oracle.json"),
-    "longmemeval_m": Published(_LONGMEMEVAL, "longmemeval_m_cleaned.json"),
+    "ama_bench": Published("AMA-bench/AMA-bench", ("test/open_end_qa_set.jsonl",)),
+    "longmemeval": Published(_LONGMEMEVAL, ("longmemeval_s_cleaned.json",)),
+    "longmemeval_s": Published(_LONGMEMEVAL, ("longmemeval_s_cleaned.json",)),
+    "longmemeval_oracle": Published(_LONGMEMEVAL, ("longmemeval_oracle.json",)),
+    "longmemeval_m": Published(_LONGMEMEVAL, ("longmemeval_m_cleaned.json",)),
     "mmlu": Published("cais/mmlu"),
+    "beam": Published(_BEAM, tuple(_BEAM_FILES.values())),
+    **{f"beam_{size}": Published(_BEAM, (file,)) for size, file in _BEAM_FILES.items()},
+    "beam_10m": Published(
+        f"{_BEAM}-10M", tuple(f"data/10M-0000{part}-of-00002.parquet" for part in range(2))
+    ),
 }
 # Published on GitHub alone: to be cloned, and given by their folder.
 ELSEWHERE = {
@@ -38,8 +47,8 @@ ELSEWHERE = {
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
 
 
-def hub_file(dataset: str) -> Path:
-    """The local copy of a dataset's published file, downloaded once into the hub's own cache.
+def hub_files(dataset: str) -> list[Path]:
+    """The local copies of a dataset's published files, downloaded once into the hub's own cache.
 
     Raises:
         DatasetError: the dataset is not on the hub, or cannot be fetched from it.
@@ -47,10 +56,14 @@ def hub_file(dataset: str) -> Path:
     published = _published(dataset)
     from huggingface_hub import hf_hub_download
 
-    try:
-        return Path(hf_hub_download(published.repository, published.file, repo_type="dataset"))
-    except (OSError, ValueError) as error:
-        raise _unreachable(dataset, published, error) from error
+    found = []
+    for file in published.files:
+        try:
+            local = hf_hub_download(published.repository, file, repo_type="dataset")
+        except (OSError, ValueError) as error:
+            raise _unreachable(dataset, f"{published.repository}/{file}", error) from error
+        found.append(Path(local))
+    return found
 
 
 def hub_subjects() -> mmlu.Subjects:
@@ -70,7 +83,7 @@ def hub_subjects() -> mmlu.Subjects:
     try:
         splits: Any = load_dataset(published.repository, "all")
     except (OSError, ValueError) as error:
-        raise _unreachable(mmlu.NAME, published, error) from error
+        raise _unreachable(mmlu.NAME, published.repository, error) from error
     return mmlu.from_rows({ours: splits[theirs] for theirs, ours in _SPLITS.items()})
 
 
@@ -82,10 +95,9 @@ def _published(dataset: str) -> Published:
     raise DatasetError(f"path: {dataset} is not on the hub; {remedy}")
 
 
-def _unreachable(dataset: str, published: Published, error: Exception) -> DatasetError:
+def _unreachable(dataset: str, place: str, error: Exception) -> DatasetError:
     reason = " ".join(str(error).split())[:160]
-    file = f"/{published.file}" if published.file else ""
     return DatasetError(
-        f"path: cannot fetch {dataset} from the hub ({published.repository}{file}): {reason}; "
+        f"path: cannot fetch {dataset} from the hub ({place}): {reason}; "
         "without a network, give a local file or folder"
     )
