@@ -440,6 +440,10 @@ class State(Slots):
         self.atoms.run[atoms], self.atoms.first[atoms] = run, run.cumsum() - run
         self.n_rows[slot] = self.n_tidy[slot] = self.last_tidy[slot] = n
         self.rows.fit(slot, n)
+        # Handles of atoms that are gone, behind the last there is.
+        alive = np.flatnonzero(self.atoms.name[atoms] >= 0)
+        self.n_handles[slot] = alive[-1] + 1 if len(alive) else 0
+        self.atoms.fit(slot, int(self.n_handles[slot]))
 
     def _pages_for(self, pages: np.ndarray, n: int) -> np.ndarray:
         """`n` pages that are nobody else's, of these as far as they are, in rising order."""
