@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from rsm_torch.hits import Context, Hit
     from rsm_torch.memory import StreamMemory
     from rsm_torch.outputs import Hits
-    from rsm_torch.text import AgentMemory, Item, chunk
+    from rsm_torch.text import AgentMemory, AsyncAgentMemory, Item, chunk
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AgentMemory": "rsm_torch.text",
+    "AsyncAgentMemory": "rsm_torch.text",
     "Calibration": "rsm_torch.calibrate",
     "Context": "rsm_torch.hits",
     "HiddenStateMemory": "rsm_torch.hidden",
@@ -40,6 +41,7 @@ _HOME = {
 
 __all__ = [
     "AgentMemory",
+    "AsyncAgentMemory",
     "Calibration",
     "Context",
     "HiddenStateMemory",

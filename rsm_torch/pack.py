@@ -79,10 +79,28 @@ def pack(
         ValueError: `max_tokens` below 1, an unknown layout or order, a time that is not finite, a
             step or session of more than 64 bits.
     """
-    _check(max_tokens, layout, order)
-    count = token_counter(tokenizer)
     for place, hit in enumerate(hits):
         check_hit(hit, f"hits[{place}]")
+    return packed(
+        hits, max_tokens, tokenizer, layout, order, truncate, atom_order,
+        escape_chat_marks=escape_chat_marks,
+    )  # fmt: skip
+
+
+def packed(
+    hits: Sequence[Hit],
+    max_tokens: int,
+    tokenizer: Any,
+    layout: Layout = "grouped",
+    order: Order = "best_first",
+    truncate: bool = False,
+    atom_order: Sequence[int] | None = None,
+    *,
+    escape_chat_marks: bool = False,
+) -> Context:
+    """`pack` of hits that are known to be right."""
+    _check(max_tokens, layout, order)
+    count = token_counter(tokenizer)
     candidates = entries(list(map(without_chat_marks, hits)) if escape_chat_marks else hits)
     ranked = [*(atom_order or ()), *(entry.hit.atom for entry in candidates)]
     atom_rank = {atom: rank for rank, atom in enumerate(dict.fromkeys(ranked))}

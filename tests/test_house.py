@@ -56,7 +56,7 @@ RANKS = {
     "rsm_kernels": 0,
 }
 PUBLIC = {
-    "AgentMemory", "Calibration", "Context", "HiddenStateMemory", "Hit", "Hits", "Item", "RSMConfig",
+    "AgentMemory", "AsyncAgentMemory", "Calibration", "Context", "HiddenStateMemory", "Hit", "Hits", "Item", "RSMConfig",
     "StreamMemory", "calibrate_tau", "capture", "chunk", "pack",
 }  # fmt: skip
 
@@ -230,6 +230,7 @@ def code_lines(file: Path) -> int:
 
 
 def test_files_stay_small():
-    most = defaultdict(lambda: 450, {"rsm_torch.memory": 680})  # one class, with all its verbs
+    # One class each, with all its verbs.
+    most = defaultdict(lambda: 450, {"rsm_torch.memory": 680, "rsm_torch.text.memory": 720})
     long = {name: code_lines(file) for name, file in MODULES.items()}
     assert {name: n for name, n in long.items() if n > most[name]} == {}

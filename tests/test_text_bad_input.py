@@ -11,7 +11,7 @@ from rsm_torch.text import AgentMemory, Item
 
 @pytest.fixture
 def memory():
-    with AgentMemory(Hashed(), tokenizer=words) as made:
+    with AgentMemory(Hashed(), tokenizer=words, missing="error") as made:
         yield made
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from text_support import Hashed, Placed, state_of, words
 
 from rsm_torch.text import AgentMemory, Item
+from rsm_torch.text.filters import OPERATORS, read_filter
 
 DAY = 86400.0
 
@@ -50,7 +53,77 @@ CHOICES = [
     ({"after": "1970-01-02", "before": "1970-01-03T00:00:00+00:00"}, "b"),
     ({"after": "1970-01-02T01:00:00+02:00", "before": "1970-01-02T00:00:00.5"}, "b"),
     ({"after": 2 * DAY, "where": {"topic": "x"}}, "c"),
+    ({"where": {"topic": {"$eq": "x"}}}, "ac"),
+    ({"where": {"topic": {"$ne": "x"}}}, "bde"),
+    ({"where": {"topic": {"$in": ["x", None]}}}, "acde"),
+    ({"where": {"topic": {"$in": []}}}, ""),
+    ({"where": {"topic": {"$nin": ["x", "z"]}}}, "bde"),
+    ({"where": {"topic": {"$exists": True}}}, "abc"),
+    ({"where": {"topic": {"$exists": False}}}, "de"),
+    ({"where": {"step": {"$gte": 2}}}, "bc"),
+    ({"where": {"step": {"$gt": 1, "$lt": 3}}}, "b"),
+    ({"where": {"n": {"$lte": 1}}}, "a"),
+    ({"where": {"topic": {"$gt": "x"}}}, "b"),
+    ({"where": {"topic": {"$gt": 1}}}, ""),
+    ({"where": {"session": {"$in": ["S1", 2]}, "n": {"$exists": False}}}, "c"),
+    ({"where": {"step": 10**30}}, ""),
 ]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "said"),
+    [
+        ({"n": {"$near": 3}}, ValueError, "'\\$near' is no operator; there are "),
+        ({"n": {"$gt": 1, "x": 2}}, ValueError, "'x' is no operator"),
+        ({"$and": []}, ValueError, "where: '\\$and' is no key"),
+        ({"n": {"$in": 3}}, TypeError, "expected a list"),
+        ({"n": {"$exists": 1}}, TypeError, "expected True or False"),
+        ({"n": {"$gt": True}}, TypeError, "expected a number or a str"),
+        ({"n": {"$lt": None}}, TypeError, "expected a number or a str"),
+    ],
+)
+def test_filters_that_are_refused(memory, where, error, said):
+    for read in (memory.get_all, memory.delete_all, lambda s, **how: memory.search("q", s, **how)):
+        with pytest.raises(error, match=said):
+            read("s", where=where)
+    assert len(memory.get_all("s")) == 5
+
+
+def test_what_sql_leaves_out_matches_nothing():
+    chance = random.Random(1)
+    values = [None, True, False, 0, 1, 1.0, 2.5, "x", "y", 'q"\\', "é", ["x"], {"x": 1}, 10**20]
+    keys = ["step", "session", "role", "k", 'a"b', "é"]
+    items = [
+        Item(
+            f"text {n}", chance.choice([None, 0, 5, 9.5]), chance.choice([None, 0, 1, 2]),
+            chance.choice([None, 1, "x", "é"]), chance.choice([None, "x", "y"]),
+            {key: chance.choice(values) for key in chance.sample(keys, 2)},
+        )
+        for n in range(150)
+    ]  # fmt: skip
+    with AgentMemory(Hashed(), tau=0.4) as memory:
+        memory.add(items, "s")
+        for _ in range(400):
+            name = chance.choice(OPERATORS)
+            operand = {
+                "$in": chance.sample(values, 2), "$nin": chance.sample(values, 2),
+                "$exists": chance.random() < 0.5,
+            }.get(name, chance.choice(values if name in ("$eq", "$ne") else [0, 1, 2.5, "x"]))  # fmt: skip
+            where = {chance.choice(keys): chance.choice([operand, {name: operand}])}
+            where |= {"k": "x"} if chance.random() < 0.2 else {}
+            after, before = chance.choice([(None, None), (0, None), (None, 9), (0, 5)])
+            chosen = read_filter(where, before, after)
+            found = [
+                item.text for item in memory.get_all("s", where=where, before=before, after=after)
+            ]
+            assert found == [
+                item.text
+                for item in items
+                if chosen.matches(
+                    {"step": item.step, "session": item.session, "role": item.role}, item.metadata,
+                    item.time,
+                )
+            ], where  # fmt: skip
 
 
 @pytest.mark.parametrize(("choice", "texts"), CHOICES)

@@ -13,7 +13,7 @@ from text_support import Clock, Hashed, Placed, break_commits, partition, state_
 
 from rsm_torch.calibrate import calibrate_tau
 from rsm_torch.text import AgentMemory, Item
-from rsm_torch.text.opened import MADE
+from rsm_torch.text.memory import MADE
 
 
 class Other(Hashed):

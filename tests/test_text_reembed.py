@@ -72,7 +72,7 @@ def test_reembed_of_few_items_leaves_tau_pending_and_takes_one_given():
 
 
 def test_reembed_asks_in_batches(monkeypatch):
-    monkeypatch.setattr("rsm_torch.text.opened.EMBED_AT_ONCE", 16)
+    monkeypatch.setattr("rsm_torch.text.memory.EMBED_AT_ONCE", 16)
     with AgentMemory(Hashed()) as memory:
         memory.add([f"t{n}" for n in range(40)], "a")
         assert memory.embedder.calls == 3

@@ -2,6 +2,7 @@
 
 from rsm_torch.hits import Context, Hit
 from rsm_torch.text.address import Address, addresses
+from rsm_torch.text.aio import AsyncAgentMemory
 from rsm_torch.text.chunking import chunk, split_to_window
 from rsm_torch.text.embedders import Embedder, load_embedder
 from rsm_torch.text.items import Count, Item, StoredItem
@@ -12,6 +13,7 @@ from rsm_torch.text.messages import Messages, from_messages, from_pairs
 __all__ = [
     "Address",
     "AgentMemory",
+    "AsyncAgentMemory",
     "Context",
     "Count",
     "Embedder",

@@ -238,6 +238,32 @@ class StreamIndex:
             found = look_into(max(FEW_ATOMS, top_k) if allowed is None else ALL_ATOMS)
         return found
 
+    def search_many(
+        self, q: Tensor, streams: Sequence[int], read: Read
+    ) -> list[list[tuple[int, float]]]:
+        """`search` of each of these streams, all different, for q [B, D]."""
+        out: list[list[tuple[int, float]]] = [[] for _ in streams]
+        few = [place for place, stream in enumerate(streams) if stream in self.rows]
+        many = max(FEW_ATOMS, read.top_k)
+        for top_atoms in (FEW_ATOMS, many) if read.top_atoms is None else (read.top_atoms,):
+            if not few:
+                break
+            rows = [self.rows[streams[place]] for place in few]
+            hits = self.tensors.search(
+                q[few], rows, top_atoms, read.top_k, read.atom_score, read.chunk_score
+            )
+            found = zip(few, hits.ids.tolist(), hits.scores.tolist(), strict=True)
+            for place, ids, scores in found:
+                pairs = zip(ids, scores, strict=True)
+                out[place] = [(chunk, score) for chunk, score in pairs if chunk >= 0]
+            held = self.tensors.counts(rows).members.tolist()
+            few = [
+                place
+                for place, n in zip(few, held, strict=True)
+                if len(out[place]) < min(read.top_k, n)
+            ]
+        return out
+
     def _search(
         self, q: Tensor, row: int, top_atoms: int, top_k: int, read: Read
     ) -> list[tuple[int, float]]:

@@ -89,8 +89,10 @@ class Lookup:
     ) -> list[Found]:
         """What a filter chooses of a stream, in the order added; `expired`: those too."""
         live, values = ("1", [stream]) if expired else (_LIVE, [stream, self.clock()])
-        where = f"{_JOINED} WHERE items.stream = ? AND {live} ORDER BY items.id"
-        if not chosen:
+        condition, more = chosen.sql()
+        where = f"{_JOINED} WHERE items.stream = ? AND {live} AND {condition} ORDER BY items.id"
+        values += more
+        if not chosen.where:
             rows = self._db.rows(f"SELECT items.id, chunks.id {where}", values)
             return [Found(*row) for row in rows]
         found = []
@@ -257,6 +259,8 @@ class Lookup:
         """What a column of JSON holds; of one of these kinds, unless it is NULL."""
         if value is None:
             return None
+        if value == "{}" and dict in kinds:
+            return {}
         try:
             found = _JSON.decode(value)
         except (ValueError, RecursionError) as error:

@@ -1,18 +1,112 @@
-"""`AgentMemory`: texts of many agents, added, found, packed, deleted and moved."""
+"""`AgentMemory`: texts of many agents, added, found, packed, changed, deleted and moved."""
 
 from __future__ import annotations
 
-from rsm_torch.text.adding import Adding
-from rsm_torch.text.changing import Changing
-from rsm_torch.text.finding import Finding
-from rsm_torch.text.moving import Moving
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar
+
+import torch
+from torch import Tensor
+
+from rsm_torch.calibrate import Calibration
+from rsm_torch.checks import as_count
+from rsm_torch.config import RSMConfig
+from rsm_torch.hits import Context, Hit
+from rsm_torch.layout import Layout, Order
+from rsm_torch.memory import StreamMemory
+from rsm_torch.outputs import AtomScore, ChunkScore
+from rsm_torch.pack import packed
+from rsm_torch.text import intake
+from rsm_torch.text.address import Address, addresses
+from rsm_torch.text.admission import BESIDE, BRIEF, Rule, admission_order
+from rsm_torch.text.around import AROUND
+from rsm_torch.text.embedders import (
+    Embedder,
+    default_embedder,
+    embed,
+    embed_queries,
+    load_embedder,
+)
+from rsm_torch.text.exchange import read_exchange, write_exchange
+from rsm_torch.text.filters import Filter, read_filter
+from rsm_torch.text.index import ALL_ATOMS, Read
+from rsm_torch.text.intake import Metadata, OnDuplicate, Plan, Row, Texts, Times
+from rsm_torch.text.items import Count, StoredItem, Time, utc_seconds
+from rsm_torch.text.reading import most_items
+from rsm_torch.text.settings import Settings, settle
+from rsm_torch.text.shelf import Readable, candidates, searched
+from rsm_torch.text.store import Content, Found, ItemStore
+from rsm_torch.text.synced import SyncedMemory
+
+EMBED_AT_ONCE = 64  # texts given to an embedder in one call; whoever else waits comes next
+MOST_AROUND = 2**40  # characters; more than any session has
+MADE = "what this call was to change in the memory is changed; nothing undoes it"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class AgentMemory(Adding, Finding, Changing, Moving):
+def locked(
+    method: Callable[Concatenate[AgentMemory, P], R],
+) -> Callable[Concatenate[AgentMemory, P], R]:
+    """One caller at a time, on a memory that is open, in its own process. An interrupt that comes
+    when the change is already made says so in a note."""
+
+    @functools.wraps(method)
+    def call(self: AgentMemory, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._store.check_process()  # before the lock, which is nobody's to release after a fork
+        with self._lock:
+            if self._store.closed:
+                raise RuntimeError("this memory is closed")
+            self._state.recover()
+            number = self._store.number
+            try:
+                return method(self, *args, **kwargs)
+            except BaseException as error:
+                if self._store.number != number and MADE not in getattr(error, "__notes__", ()):
+                    error.add_note(MADE)
+                raise
+
+    return call
+
+
+class Turns:
+    """A lock that those who wait for it get in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._lock, self._waiting, self._taken = threading.Lock(), deque[threading.Event](), False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        mine = threading.Event()
+        with self._lock:
+            waits, self._taken = self._taken, True
+            if waits:
+                self._waiting.append(mine)
+        try:
+            if waits:
+                mine.wait()
+            yield
+        finally:
+            with self._lock:
+                if waits and mine in self._waiting:  # it was interrupted while it waited
+                    self._waiting.remove(mine)
+                elif self._waiting:
+                    self._waiting.popleft().set()
+                else:
+                    self._taken = False
+
+
+class AgentMemory:
     """A text memory for many streams (agents, users, sessions) that never see each other.
-
-    Each base class holds verbs of one kind: add and add_many; search, context, get and get_all;
-    update, delete, delete_all and purge; fork, merge, export, absorb and reembed.
 
     Safe to call from threads, and from asyncio by `asyncio.to_thread`. A `with` block closes it.
     It works in the process that opened it: in another, as in the workers of a server that forks,
@@ -22,7 +116,7 @@ class AgentMemory(Adding, Finding, Changing, Moving):
     the exception has a note that says so. The next verb may take as long as opening the file.
 
     Args:
-        embedder: what `load_embedder` accepts.
+        embedder: what `load_embedder` accepts; None: the packaged one or BGE-small.
         config: how to cluster; its `dim` is the embedder's. None: the defaults, with tau as below.
             What its limits drop or merge is deleted or merged here, too: its `ttl` counts back
             from the newest `Item.time` of a stream, and reading does not count as use for
@@ -48,6 +142,17 @@ class AgentMemory(Adding, Finding, Changing, Moving):
             dropped until they are used again. The streams of one call stay whatever they take. None:
             keep all.
 
+        missing: what reading a stream that was never written does: "empty" finds nothing and deletes
+            nothing, "error" raises KeyError.
+
+    Texts and queries are embedded while other callers use the memory; embedders are called by one at a
+    time, with at most 64 texts, in the order in which callers came.
+
+    What is deleted or replaced is overwritten in the file, its write-ahead log included; copies of it
+    that SQLite left in gaps of pages go with the next `checkpoint` or `close`, which write the file
+    anew. If the disk is too full for either, the change is made, a warning says so, and it is tried
+    again by the next change, `checkpoint` or `close`.
+
     Without config, tau or calibration, tau starts at the default of `RSMConfig` and is calibrated
     once, by the `add` that brings the memory to 32 items: the 0.70 quantile of the cosines, within
     streams, of up to 50 of them, after which the streams are clustered anew. (While no stream has
@@ -63,3 +168,905 @@ class AgentMemory(Adding, Finding, Changing, Moving):
         OSError: the file cannot be opened or, by any verb, written, as on a full disk (nothing has
             changed then); the embedder cannot be loaded.
     """
+
+    def __init__(
+        self,
+        embedder: Any = None,
+        config: RSMConfig | None = None,
+        path: str | Path | None = None,
+        device: str = "auto",
+        *,
+        tau: float | None = None,
+        calibration: Calibration | None = None,
+        tokenizer: Any = None,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.time,
+        max_bytes: int | None = None,
+        missing: Literal["empty", "error"] = "empty",
+    ) -> None:
+        self._lock, self._turns = threading.RLock(), Turns()
+        self._missing = intake.read_choice(missing, "missing", ("empty", "error"))
+        intake.read_expiry(ttl, 0)
+        if not isinstance(device, str | torch.device):
+            raise TypeError(f"device: expected 'auto' or a name of PyTorch's, got {device!r:.80}")
+        if not callable(clock) or not isinstance(clock(), int | float):
+            raise TypeError(f"clock: expected a function that returns seconds, got {clock!r:.80}")
+        if path is not None:
+            intake.read_file(path)
+        intake.read_tokenizer(tokenizer)
+        if max_bytes is not None:
+            max_bytes = as_count(max_bytes, "max_bytes", 1, 2**62)
+        self.embedder = load_embedder(default_embedder() if embedder is None else embedder, device)
+        self.tokenizer, self.ttl = tokenizer, ttl
+        self._clock, self._device = clock, device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._store = ItemStore(path, clock)
+        try:
+            settings = settle(self._store, self.embedder, config, tau, calibration)
+            self._state = SyncedMemory(self._store, settings, device, max_bytes)
+        except BaseException:
+            self._store.close()
+            raise
+
+    # -- adding -------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        texts: Texts,
+        stream: str,
+        times: Times = None,
+        metadata: Metadata = None,
+        on_duplicate: OnDuplicate = "keep",
+        ttl: float | None = None,
+    ) -> list[str]:
+        """Store texts in a stream, in order; all of them or, if it raises, none. After an interrupt
+        all may be stored: a note of the exception says so. Repeating the call with
+        on_duplicate="skip" stores nothing twice and returns the ids.
+
+        Args:
+            texts: a str or `Item`, or a list of them. Not split: an embedder reads only the
+                first `max_tokens` tokens of each; see `chunk`.
+            stream: trimmed; otherwise taken exactly.
+            times: for a str its time, for a list one each; what `Item.time` accepts.
+            metadata: for a str a mapping, for a list one each.
+            on_duplicate: "skip" returns the id of an item that the stream already has (text,
+                time, step, session and role equal) and stores nothing for it; "keep" stores both.
+            ttl: seconds from now, whatever their times, after which the items are no longer
+                returned by anything, and `purge` removes them; `math.inf`: never. None: the
+                memory's `ttl`.
+
+        Returns:
+            An id for each text. Ids are never reused. With limits (`max_members`, `max_atoms` or
+            `ttl` of the config), some may be of items that they have already made go.
+
+        Raises:
+            TypeError, ValueError: an argument of the wrong kind, blank text or stream, vectors
+                that are NaN, infinite or zero.
+        """
+        rows, name = self._rows_of(texts, stream, times, metadata, ttl)
+        return self._add({name: rows}, on_duplicate)[name]
+
+    def add_many(
+        self,
+        texts: Mapping[str, Texts],
+        on_duplicate: OnDuplicate = "keep",
+        ttl: float | None = None,
+    ) -> dict[str, list[str]]:
+        """`add` for many streams at once: one embedding, one clustering, one transaction."""
+        if not isinstance(texts, Mapping):
+            raise TypeError(f"texts: expected a mapping from stream to texts, got {texts!r:.80}")
+        expires = self._expiry(ttl)
+        rows = {s: intake.read_texts(some, expires=expires) for s, some in texts.items()}
+        return self._add(rows, on_duplicate)
+
+    def _rows_of(
+        self,
+        texts: Texts,
+        stream: str,
+        times: Times = None,
+        metadata: Metadata = None,
+        ttl: float | None = None,
+    ) -> tuple[list[Row], str]:
+        """Rows of the arguments of `add`, and the name of the stream."""
+        name = intake.read_stream(stream)
+        return intake.read_texts(texts, times, metadata, self._expiry(ttl)), name
+
+    def _expiry(self, ttl: float | None) -> float | None:
+        return intake.read_expiry(self.ttl if ttl is None else ttl, self._clock())
+
+    def _add(self, given: dict[str, list[Row]], on_duplicate: str) -> dict[str, list[str]]:
+        intake.read_choice(on_duplicate, "on_duplicate", ("keep", "skip"))
+        names = {stream: intake.read_stream(stream) for stream in given}
+        if len(set(names.values())) < len(names):
+            raise ValueError(f"texts: a stream is named twice among {sorted(names)}")
+        rows = {names[stream]: some for stream, some in given.items()}
+        while True:
+            by = self.embedder
+            new = [row for plan in self._plans(rows, on_duplicate).values() for row in plan.new]
+            vectors = self._embed([row.raw for row in new], by)
+            known = {id(row): vector for row, vector in zip(new, vectors, strict=True)}
+            ids = self._place(rows, on_duplicate, by, known)
+            if ids is not None:
+                return {stream: ids[name] for stream, name in names.items()}
+
+    @locked
+    def _plans(self, rows: Mapping[str, list[Row]], on_duplicate: str) -> dict[str, Plan]:
+        return {
+            name: Plan(some, self._held(name, some, on_duplicate)) for name, some in rows.items()
+        }
+
+    @locked
+    def _place(
+        self,
+        rows: Mapping[str, list[Row]],
+        on_duplicate: str,
+        by: Embedder,
+        vectors: Mapping[int, Tensor],
+    ) -> dict[str, list[str]] | None:
+        """Ids by stream; None: others changed the memory meanwhile, so that rows must be embedded
+        again. `vectors` are those of rows, by Python's id."""
+        plans = self._plans(rows, on_duplicate)
+        new = {name: plan.new for name, plan in plans.items() if plan.new}
+        if by is not self.embedder or any(
+            id(row) not in vectors for s in new.values() for row in s
+        ):
+            return None
+        contents = {
+            name: Content(some, torch.stack([vectors[id(row)] for row in some]))
+            for name, some in new.items()
+        }
+        added = dict(zip(contents, self._state.insert(contents), strict=True))
+        return {name: plan.ids(added.get(name, [])) for name, plan in plans.items()}
+
+    def _held(self, name: str, rows: list[Row], on_duplicate: str) -> dict[bytes, int] | None:
+        """Ids by hash of the rows that a stream already has; None if that does not matter."""
+        if on_duplicate == "keep":
+            return None
+        stream = self._state.streams.get(name)
+        found = {} if stream is None else {r.hash: self._store.find(stream, r.hash) for r in rows}
+        return {hash: id for hash, id in found.items() if id is not None}
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def search(
+        self,
+        query: str,
+        stream: str,
+        top_k: int = 10,
+        top_atoms: int | None = None,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+        addressing: bool = True,
+        *,
+        lexical: bool = False,
+        around: int = 0,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+    ) -> list[Hit]:
+        """The items of one stream nearest to `query`, best first.
+
+        Args:
+            query: not blank.
+            stream: which one; nothing is found in one that was never written.
+            top_k: most hits to return; fewer come only if fewer match.
+            top_atoms: atoms to look into, and then fewer hits may come; None: 5, or as many as
+                it takes to fill `top_k`.
+            atom_score, chunk_score: as in `StreamMemory.search`.
+            addressing: items whose step, session or time the query names come first (see
+                `addresses`), the nearest of them leading; their score is their cosine.
+            lexical: fuse this ranking, of the whole stream or of `top_atoms`, with that by the
+                words of the query (BM25 over the stream's live items, their steps, sessions and
+                roles included), by reciprocal rank. Ranks by words count the less the
+                less of the query its best item has (`word_weight`). Scores are then sums of
+                reciprocal ranks; items that are named come first all the same.
+            around: average the scores of items by embedding over so many characters of their
+                session around each, as the items were added; an item that is longer keeps its own
+                score. What is filtered out or has expired is not there: those on both sides of it
+                are neighbours. 0: none. See `average_around`.
+            where, before, after: only items that match, as in `get_all`.
+        """
+        query, stream = intake.read_words(query, "query"), intake.read_stream(stream)
+        (hits,) = self.search_many(
+            [query], [stream], top_k, top_atoms, atom_score, chunk_score, addressing,
+            lexical=lexical, around=around, where=where, before=before, after=after,
+        )  # fmt: skip
+        return hits
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        streams: Sequence[str],
+        top_k: int = 10,
+        top_atoms: int | None = None,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+        addressing: bool = True,
+        *,
+        lexical: bool = False,
+        around: int = 0,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+    ) -> list[list[Hit]]:
+        """`search` for many queries at once, each of the stream at its place: one embedding, and one
+        search of the tensors where queries ask for nothing but that."""
+        read = Read(top_k, top_atoms, atom_score, chunk_score)
+        width = min(Rule(around=around).around, MOST_AROUND)
+        flags = intake.read_flag(addressing, "addressing"), intake.read_flag(lexical, "lexical")
+        chosen = read_filter(where, before, after)
+        words = self._words(queries, streams)
+        while True:
+            by, q = self._embed_queries(words)
+            found = self._find(by, words, streams, q, read, flags, width, chosen)
+            if found is not None:
+                return found
+
+    def context(
+        self,
+        query: str,
+        stream: str,
+        max_tokens: int,
+        *,
+        layout: Layout = "grouped",
+        order: Order = "best_first",
+        truncate: bool = False,
+        tokenizer: Any = None,
+        top_k: int | None = None,
+        top_atoms: int | None = None,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+        addressing: bool = True,
+        lexical: bool = True,
+        around: int = AROUND,
+        beside: float = BESIDE,
+        brief: int | None = BRIEF,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+        escape_chat_marks: bool = False,
+    ) -> Context:
+        """What a reader should see to answer `query`, in at most `max_tokens` tokens.
+
+        Items are admitted while they fit: first those that the query names, each step's (session's,
+        day's) best before any one's second; then all others by their ranks by embedding and by
+        words, by what stands beside them, and by how short they are.
+
+        Args:
+            layout, order, truncate, escape_chat_marks: as in `pack`.
+            tokenizer: the reader's; None: that of the memory, else the embedder's. The budget is as
+                hard as its counts.
+            top_k: most items to consider; None: one for every four tokens of the budget, at least
+                20.
+            top_atoms: by embedding, the items of so many atoms rank before all others; None: no
+                atom before another.
+            atom_score, chunk_score, addressing, where, before, after: as in `search`.
+            lexical, around: as in `search`, for the ranking of the whole stream. Both are on, since
+                contexts hold more of what questions need with them (docs/results).
+            beside: the share of the score of the better of its two neighbours in the session that
+                an item gets, as a question's answer does. 0: none.
+            brief: of items that score alike, short ones come first: scores are multiplied by
+                brief / (brief + characters of the item). None: they are not.
+
+        Raises:
+            KeyError: a stream never written.
+            ValueError: a blank query, a budget below 1, or no tokenizer anywhere.
+        """
+        query, stream = intake.read_words(query, "query"), intake.read_stream(stream)
+        (found,) = self.context_many(
+            [query], [stream], max_tokens, layout=layout, order=order, truncate=truncate,
+            tokenizer=tokenizer, top_k=top_k, top_atoms=top_atoms, atom_score=atom_score,
+            chunk_score=chunk_score, addressing=addressing, lexical=lexical, around=around,
+            beside=beside, brief=brief, where=where, before=before, after=after,
+            escape_chat_marks=escape_chat_marks,
+        )  # fmt: skip
+        return found
+
+    def context_many(
+        self,
+        queries: Sequence[str],
+        streams: Sequence[str],
+        max_tokens: int,
+        *,
+        layout: Layout = "grouped",
+        order: Order = "best_first",
+        truncate: bool = False,
+        tokenizer: Any = None,
+        top_k: int | None = None,
+        top_atoms: int | None = None,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+        addressing: bool = True,
+        lexical: bool = True,
+        around: int = AROUND,
+        beside: float = BESIDE,
+        brief: int | None = BRIEF,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+        escape_chat_marks: bool = False,
+    ) -> list[Context]:
+        """`context` for many queries at once, each of the stream at its place: one embedding."""
+        intake.read_tokenizer(tokenizer)
+        choices = (tokenizer, self.tokenizer, getattr(self.embedder, "tokenizer", None))
+        tokenizer = next((choice for choice in choices if choice is not None), None)
+        if tokenizer is None:
+            raise ValueError(
+                f"tokenizer: embedder {self.embedder.name!r} has none to count with; pass the "
+                "reader's, or a function from text to a number of tokens"
+            )
+        marks = intake.read_flag(escape_chat_marks, "escape_chat_marks")
+        intake.read_flag(addressing, "addressing")
+        intake.read_flag(lexical, "lexical")
+        packed([], max_tokens, tokenizer, layout, order, truncate)  # refuse before the work
+        rule = Rule(around, beside, brief)
+        rule = replace(rule, around=min(rule.around, MOST_AROUND))
+        top_k = most_items(max_tokens) if top_k is None else top_k
+        reads = [Read(top_k, ALL_ATOMS, atom_score, chunk_score)]
+        if top_atoms is not None:
+            reads.insert(0, replace(reads[0], top_atoms=top_atoms))
+        chosen = read_filter(where, before, after)
+        words = self._words(queries, streams)
+        contexts: list[Context] = []
+        while True:
+            by, q = self._embed_queries(words[len(contexts) :])
+            for place, one in enumerate(q.unbind(), len(contexts)):
+                hits = self._admitted(
+                    by, words[place], streams[place], one, reads, addressing, lexical, rule, chosen
+                )
+                if hits is None:
+                    break  # there is another embedder now
+                contexts.append(
+                    packed(
+                        hits,
+                        max_tokens,
+                        tokenizer,
+                        layout,
+                        order,
+                        truncate,
+                        escape_chat_marks=marks,
+                    )
+                )
+            if len(contexts) == len(words):
+                return contexts
+
+    @locked
+    def get(self, id: str) -> StoredItem | None:
+        """One item, None if there is none."""
+        number = intake.read_id(id)
+        return None if number is None else self._store.item(number)
+
+    @locked
+    def get_all(
+        self,
+        stream: str,
+        *,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[StoredItem]:
+        """Items of one stream, in the order added.
+
+        Args:
+            where: values that items must have: of "step", "session" and "role" where an item has
+                them, of its metadata else. None: null or missing.
+            before, after: only items with after <= time < before; what `Item.time` accepts.
+            limit, offset: at most so many, after leaving out so many.
+
+        Raises:
+            KeyError: a stream never written, with missing="error".
+            TypeError, ValueError: an argument of the wrong kind, by its name.
+        """
+        for name, value in (("limit", 0 if limit is None else limit), ("offset", offset)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}: expected an int, got {value!r}")
+            if value < 0:
+                raise ValueError(f"{name}: expected at least 0, got {value}")
+        filtered, (known,) = read_filter(where, before, after), self._read_all([stream])
+        chosen = [] if known is None else self._store.select(known, filtered)
+        chunks = [found.chunk for found in chosen][offset:][:limit]
+        items = self._store.by_chunk(chunks)
+        return [items[chunk] for chunk in chunks]
+
+    def _words(self, queries: Sequence[str], streams: Sequence[str]) -> list[str]:
+        """The queries, trimmed."""
+        for name, given in (("queries", queries), ("streams", streams)):
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise TypeError(f"{name}: expected a list of str, got {type(given).__name__}")
+        if len(queries) != len(streams):
+            raise ValueError(
+                f"streams: expected one for each of {len(queries)} queries, got {len(streams)}"
+            )
+        self._read_all(intake.read_streams(streams))
+        return [intake.read_words(query, f"queries[{n}]") for n, query in enumerate(queries)]
+
+    def _embed_queries(self, words: Sequence[str]) -> tuple[Embedder, Tensor]:
+        """Embeddings [n, D], and by whom they are."""
+        by = self.embedder
+        return by, self._in_turns(lambda some: embed_queries(by, some, "query"), words, by.dim)
+
+    @locked
+    def _find(
+        self,
+        by: Embedder,
+        words: Sequence[str],
+        streams: Sequence[str],
+        q: Tensor,
+        read: Read,
+        flags: tuple[bool, bool],
+        width: int,
+        chosen: Filter,
+    ) -> list[list[Hit]] | None:
+        """Hits of each query; None: the memory has another embedder now."""
+        if by is not self.embedder:
+            return None
+        (addressing, lexical), now = flags, self._clock()
+        pairs: list[list[tuple[int, float]]] = [[] for _ in words]
+        alike: list[
+            dict[int, int]
+        ] = []  # queries of different streams that the tensors take at once
+        known = self._read_all(streams)
+        self._state.touch({stream for stream in known if stream is not None})
+        for place, stream in enumerate(known):
+            if stream is None:
+                continue
+            address = addresses(words[place], now) if addressing else Address()
+            if lexical or width or address or chosen or self._store.has_expired(stream):
+                some = read.top_atoms is not None or not (lexical or width or chosen)
+                found = self._candidates(
+                    words[place], stream, q[place], [read], address, lexical, chosen, some
+                )
+                pairs[place] = [] if found is None else searched(found, read.top_k, width)
+                continue
+            group = next((group for group in alike if stream not in group), None)
+            if group is None:
+                alike.append(group := {})
+            group[stream] = place
+        for group in alike:
+            places = list(group.values())
+            each = self._state.index.search_many(q[places], list(group), read)
+            for place, hits in zip(places, each, strict=True):
+                pairs[place] = hits
+        items = self._store.by_chunk([chunk for some in pairs for chunk, _ in some])
+        return [[items[chunk].scored(score) for chunk, score in some] for some in pairs]
+
+    @locked
+    def _admitted(
+        self,
+        by: Embedder,
+        words: str,
+        stream: str,
+        q: Tensor,
+        reads: Sequence[Read],
+        addressing: bool,
+        lexical: bool,
+        rule: Rule,
+        chosen: Filter,
+    ) -> list[Hit] | None:
+        """What a context admits, in order; None: the memory has another embedder now."""
+        if by is not self.embedder:
+            return None
+        (known,) = self._read_all([stream])
+        if known is None:
+            return []
+        self._state.touch({known})
+        address = addresses(words, self._clock()) if addressing else Address()
+        found = self._candidates(words, known, q, reads, address, lexical, chosen)
+        if found is None:
+            return []
+        places, scores = admission_order(found.items, rule, reads[0].top_k)
+        chunks = found.chunks[places].tolist()
+        items = self._store.by_chunk(chunks)
+        return [items[c].scored(s) for c, s in zip(chunks, scores.tolist(), strict=True)]
+
+    def _candidates(self, words: str, stream: int, *how: Any) -> Readable | None:
+        state = self._state
+        return candidates(state.index, self._store, state.shelves[stream], words, stream, *how)
+
+    @locked
+    def _read_all(self, streams: Sequence[str]) -> list[int | None]:
+        """The store's numbers of streams to read; None: there is nothing. KeyError as the memory's
+        `missing` has it."""
+        found = [self._number(stream) for stream in streams]
+        if self._missing == "error" and None in found:
+            self._known(streams[found.index(None)])
+        return found
+
+    # -- changing and deleting ----------------------------------------------------------------------
+
+    def update(
+        self,
+        id: str,
+        text: str | None = None,
+        time: Time | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+    ) -> None:
+        """Change an item; what is None stays. The id stays too.
+
+        Args:
+            text: embedded anew; the item is clustered again, as the newest of its stream.
+            time: with a `ttl` of the config, an old one can expire the item at once.
+            metadata: keys to set; the others keep their values.
+            ttl: seconds from now that the item is kept; `math.inf`: for ever.
+
+        Raises:
+            KeyError: no such item.
+            ValueError: nothing to change; blank text.
+        """
+        if all(value is None for value in (text, time, metadata, ttl)):
+            raise ValueError("update: give text, time, metadata or ttl to change")
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"text: expected a str, got {type(text).__name__}")
+        if text is not None:
+            intake.read_texts(text)
+        changed = {} if metadata is None else intake.read_metadata(metadata, "metadata")
+        seconds, expires = utc_seconds(time), intake.read_expiry(ttl, self._clock())
+        self._run(lambda: self._existing(id))  # before anything is embedded
+        while True:
+            by = self.embedder
+            vector = None if text is None else self._embed([text], by)[0]
+
+            def change(by: Embedder = by, vector: Tensor | None = vector) -> bool:
+                if by is not self.embedder:
+                    return False
+                number, item = self._existing(id)
+                row = intake.make_row(
+                    item.text if text is None else text,
+                    item.time if time is None else seconds,
+                    item.step, item.session, item.role, {**item.metadata, **changed},
+                    item.expires if ttl is None else expires,
+                )  # fmt: skip
+                if row.raw != item.text:
+                    self._state.replace(number, row, vector)
+                elif row.time != item.time and self.config.ttl is not None:
+                    self._state.replace(number, row, None)
+                else:
+                    self._state.change(number, row)
+                return True
+
+            if self._run(change):
+                return
+
+    @locked
+    def delete(self, id: str) -> None:
+        """Remove an item for good, even one that has expired. KeyError: no such item."""
+        number = intake.read_id(id)
+        place = None if number is None else self._store.place_of(number)
+        if place is None:
+            raise KeyError(f"id: no item {id!r}")
+        stream, found = place
+        self._state.delete({stream: [found]})
+
+    @locked
+    def delete_all(
+        self,
+        stream: str | None = None,
+        *,
+        where: Mapping[str, Any] | None = None,
+        before: Time | None = None,
+        after: Time | None = None,
+    ) -> int:
+        """Remove the items of one stream that match, for good; how many there were.
+
+        Expired items that were not purged match and count like others.
+
+        Args:
+            where, before, after: as in `get_all`; none of them: every item.
+
+        Raises:
+            ValueError: no stream given: nothing removes all streams at once.
+            KeyError: a stream never written.
+        """
+        if stream is None:
+            raise ValueError("stream: say which one; to remove all, call it for each of streams()")
+        chosen, (known,) = read_filter(where, before, after), self._read_all([stream])
+        if known is None:
+            return 0
+        return self._state.delete({known: self._store.select(known, chosen, expired=True)})
+
+    @locked
+    def purge(self, now: Time | None = None) -> int:
+        """Remove for good the items of all streams whose time to live is over; how many.
+
+        Until then they are not returned by anything, but take room and still shape their atoms.
+
+        Args:
+            now: the time to judge by; None: the present.
+        """
+        given = utc_seconds(now, "now")
+        return self._state.delete(self._store.expired(self._clock() if given is None else given))
+
+    @locked
+    def _run(self, function: Callable[[], R]) -> R:
+        return function()
+
+    def _existing(self, id: str) -> tuple[int, StoredItem]:
+        number = intake.read_id(id)
+        item = None if number is None else self._store.item(number)
+        if number is None or item is None:
+            raise KeyError(f"id: no item {id!r}")
+        return number, item
+
+    # -- moving -------------------------------------------------------------------------------------
+
+    @locked
+    def fork(self, src: str, dst: str) -> list[str]:
+        """Branch a stream: `dst` gets all items of `src`, in the same atoms. From then on they
+        are independent.
+
+        Args:
+            dst: a stream that holds no items.
+
+        Returns:
+            The ids of the new items, in the order of those of `src`.
+
+        Raises:
+            KeyError: `src` was never written.
+            ValueError: `dst` holds items, or is `src`.
+        """
+        content, name = self._content(src), intake.read_stream(dst, "dst")
+        held = self.counts().get(name)
+        if held is not None:
+            raise ValueError(
+                f"dst: {name!r} holds {held.items} items; expected a stream that holds none "
+                "(merge adds to one that does)"
+            )
+        return self._insert({name: content})[name]
+
+    @locked
+    def merge(self, src: str, dst: str) -> list[str]:
+        """Add the items of `src` to `dst`, as `add` would, but for those that `dst` already has
+        (text, time, step, session and role equal). `src` stays as it is.
+
+        Returns:
+            The ids of the new items.
+
+        Raises:
+            KeyError: `src` was never written.
+        """
+        content, name = self._content(src), intake.read_stream(dst, "dst")
+        known = self._state.streams.get(name)
+        new = [
+            place
+            for place, row in enumerate(content.rows)
+            if known is None or self._store.find(known, row.hash) is None
+        ]
+        some = Content([content.rows[place] for place in new], content.vectors[new])
+        return self._insert({name: some})[name]
+
+    @locked
+    def export(
+        self, path: str | Path, streams: Sequence[str] | None = None, vectors: bool = True
+    ) -> int:
+        """Write items as JSON lines, which `absorb` takes in on any machine; how many.
+
+        The first line names the format, its version, the embedder, the settings and how many
+        items follow, one a line. An older file of that name stays whole until the new one is.
+
+        Args:
+            path: the file to write.
+            streams: those to write, in this order; None: all.
+            vectors: with the embeddings, about 5.3 bytes a number; else `absorb` embeds anew.
+
+        Raises:
+            KeyError: a stream never written.
+            OSError: the file cannot be written.
+        """
+        file, vectors = intake.read_file(path), intake.read_flag(vectors, "vectors")
+        if self._store.uses(file):
+            raise ValueError(f"path: {path} is this memory's own; export to another file")
+        names = self.streams() if streams is None else intake.read_streams(streams)
+        chosen = {name: self._store.select(self._known(name)) for name in names}
+        total = sum(map(len, chosen.values()))
+        contents = self._contents(chosen)
+        write_exchange(file, self._state.settings, vectors, total, contents)
+        return total
+
+    @locked
+    def absorb(self, path: str | Path, into: str | None = None) -> dict[str, list[str]]:
+        """Add the items of a file that `export` wrote; all of them or, if it raises, none.
+
+        Embeddings of the same embedder are kept; otherwise the texts are embedded anew. With
+        embeddings, a stream that holds nothing here keeps its atoms, too; other streams get the
+        items as `add` would put them. A memory that holds nothing and was given no tau goes on
+        with the settings of the file. What has expired meanwhile is left out.
+
+        Args:
+            into: the stream to put the items of a file with one stream into; None: streams of
+                the same names.
+
+        Returns:
+            The new ids by stream, in the order of the file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no such file, is truncated or damaged, or holds several streams
+                though `into` names one.
+        """
+        file = read_exchange(intake.read_file(path))
+        contents = {name: self._unexpired(some) for name, some in file.contents.items()}
+        if into is not None:
+            if len(contents) > 1:
+                raise ValueError(f"into: {path} holds {len(contents)} streams, not one")
+            contents = {intake.read_stream(into, "into"): some for some in contents.values()}
+        known = self._state.settings
+        if not file.vectors or not known.same_space(file.settings):
+            return self._insert(self._embedded(contents))
+        held = self.counts()
+        placed = {
+            name: Content(some.rows, some.vectors, None if name in held else some.atoms)
+            for name, some in contents.items()
+        }
+        untouched = known.pending and self._store.is_empty()
+        return self._insert(placed, file.settings if untouched else None)
+
+    @locked
+    def reembed(
+        self,
+        embedder: str | Path | Embedder | Callable[[list[str]], Any],
+        *,
+        tau: float | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """Embed all texts anew and cluster them anew; if it raises, the memory is as before.
+
+        Args:
+            embedder: what `load_embedder` accepts; the file opens only with it from then on.
+            tau, calibration: as for a new memory; with neither, tau is calibrated from the new
+                embeddings. The other settings stay.
+        """
+        new = load_embedder(embedder, self._device)
+        settings = self._state.settings.moved(new, tau, calibration)
+        chunks, texts = self._store.texts()
+        vectors = self._embed(texts, new)
+        self._state.reembed(settings, chunks, vectors, lambda: setattr(self, "embedder", new))
+
+    def _content(self, stream: str) -> Content:
+        return self._store.content(self._store.select(self._known(stream, "src")))
+
+    def _contents(self, chosen: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Content]]:
+        """One stream at a time."""
+        for name, found in chosen.items():
+            yield name, self._store.content(found)
+
+    def _unexpired(self, content: Content) -> Content:
+        now = self._clock()
+        live = [n for n, row in enumerate(content.rows) if row.expires is None or row.expires > now]
+        assert content.atoms is not None
+        rows = [content.rows[place] for place in live]
+        return Content(rows, content.vectors[live], content.atoms[live])
+
+    def _embedded(self, contents: Mapping[str, Content]) -> dict[str, Content]:
+        """The same with embeddings of their texts, still to be clustered."""
+        vectors = self._embed([row.raw for some in contents.values() for row in some.rows])
+        parts = vectors.split([len(some.rows) for some in contents.values()])
+        return {
+            name: Content(some.rows, part)
+            for (name, some), part in zip(contents.items(), parts, strict=True)
+        }
+
+    def _insert(
+        self, contents: Mapping[str, Content], settings: Settings | None = None
+    ) -> dict[str, list[str]]:
+        """New ids by stream; `settings`: to go on with."""
+        some = {name: content for name, content in contents.items() if content.rows}
+        ids = dict(zip(some, self._state.insert(some, settings), strict=True))
+        return {name: [str(id) for id in ids.get(name, [])] for name in contents}
+
+    # -- looking at it ------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> RSMConfig:
+        """The settings in force; tau may change once, when it is calibrated."""
+        return self._state.settings.config
+
+    @property
+    def tensors(self) -> StreamMemory:
+        """The tensors below, to look at: ids there are not ids here. Changing them is not for
+        callers."""
+        return self._state.index.tensors
+
+    @locked
+    def slot(self, stream: str) -> int:
+        """Row of a stream in `tensors`, while it holds items. KeyError: it holds none."""
+        known = self._known(stream)
+        self._state.touch({known})
+        rows = self._state.index.rows
+        if known not in rows:
+            raise KeyError(f"stream: {stream!r} holds no items, so that it has no row")
+        return rows[known]
+
+    @locked
+    def streams(self) -> list[str]:
+        """Streams that hold items, in order of first appearance."""
+        return list(self.counts())
+
+    @locked
+    def counts(self) -> dict[str, Count]:
+        """Items and atoms of each stream that holds items."""
+        return self._state.counts()
+
+    @locked
+    def nbytes(self) -> dict[str, int]:
+        """Bytes: "tensors" on the device, of streams that are loaded, "store" of texts and embeddings, their "total"."""
+        tensors, store = self.tensors.nbytes()["reserved"], self._store.nbytes()
+        return {"tensors": tensors, "store": store, "total": tensors + store}
+
+    # -- keeping and closing ------------------------------------------------------------------------
+
+    @locked
+    def checkpoint(self) -> None:
+        """Keep the tensors in the file as they are now, so that opening it again is quick and
+        brings back these very tensors, even if the process is killed. `close` does it, too.
+        Without it they are rebuilt on opening, to the same atoms; with members="coefficients",
+        coefficients, and so scores, are then computed anew and may differ.
+
+        If something was erased since the last time, the whole file is written anew, so that no byte
+        of that is left in it and it shrinks; docs/security.md says what that costs.
+
+        Raises:
+            OSError: the disk is full; items are not concerned.
+        """
+        self._state.checkpoint()
+
+    def close(self) -> None:
+        """Release the file, as `checkpoint` leaves it. Closing twice does nothing, and so does closing
+        in a process that did not open it."""
+        if not self._store.here:
+            return
+        with self._lock:
+            try:
+                if self._store.path is not None and not self._store.closed:
+                    self._state.recover()
+                    with suppress(OSError):  # no room for what can be rebuilt: nothing is lost
+                        self._state.checkpoint()
+            finally:
+                self._store.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "an AgentMemory cannot be pickled or copied: it works in one process; give the other "
+            "the path or an export of it"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- beneath ------------------------------------------------------------------------------------
+
+    def _embed(self, texts: Sequence[str], embedder: Embedder | None = None) -> Tensor:
+        """Embeddings [n, D], by the memory's embedder or another."""
+        by = embedder or self.embedder
+        return self._in_turns(lambda some: embed(by, some), texts, by.dim)
+
+    def _in_turns(self, function: Callable[..., Tensor], texts: Sequence[str], dim: int) -> Tensor:
+        parts = []
+        for start in range(0, len(texts), EMBED_AT_ONCE):
+            with self._turns.turn():
+                parts.append(function(texts[start : start + EMBED_AT_ONCE]))
+        return torch.cat(parts) if parts else torch.empty(0, dim)
+
+    def _known(self, stream: str, argument: str = "stream") -> int:
+        """The store's number of a stream. KeyError: never written."""
+        number = self._number(stream, argument)
+        if number is None:
+            # Names of other streams stay out of it: they may be other people's.
+            raise KeyError(
+                f"{argument}: {stream!r} was never written; streams() lists those that were"
+            )
+        return number
+
+    def _number(self, stream: str, argument: str = "stream") -> int | None:
+        return self._state.streams.get(intake.read_stream(stream, argument))

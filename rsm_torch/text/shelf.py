@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from rsm_torch.text.address import Address
-from rsm_torch.text.admission import UNNAMED
+from rsm_torch.text.admission import UNNAMED, Candidates
+from rsm_torch.text.around import average_around
+from rsm_torch.text.filters import Filter
+from rsm_torch.text.index import Read, StreamIndex
 from rsm_torch.text.lexical import searchable
+from rsm_torch.text.reading import ordered, word_weight
 from rsm_torch.text.store import ItemStore
 from rsm_torch.text.word_index import Grown, WordIndex
 from rsm_torch.text.words import words
@@ -153,3 +159,85 @@ class Shelves:
         """The item of a chunk has other fields now."""
         if (shelf := self._held.get(stream)) is not None and chunk <= shelf.last:
             shelf.stale.add(chunk)
+
+
+class Readable(NamedTuple):
+    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
+    search `looked` at [N], and what to order them by."""
+
+    chunks: np.ndarray
+    looked: np.ndarray
+    items: Candidates
+
+
+def candidates(
+    index: StreamIndex,
+    store: ItemStore,
+    shelf: Shelf,
+    query: str,
+    stream: int,
+    q: Tensor,
+    reads: Sequence[Read],
+    address: Address,
+    lexical: bool,
+    chosen: Filter,
+    some: bool = False,
+) -> Readable | None:
+    """All items of a stream that may be read, as arrays; None: there are none.
+
+    Args:
+        reads: of two, what the first finds comes before the rest.
+        some: only what the first read finds counts by its embedding.
+    """
+    read = reads[0]
+    here = shelf["alive"]
+    if chosen:
+        here = here & np.isin(shelf["chunk"], [one.chunk for one in store.select(stream, chosen)])
+    places = np.flatnonzero(here)
+    if not len(places):
+        return None
+    places = places[np.argsort(shelf["item"][places], kind="stable")]
+    chunks = shelf["chunk"][places]
+    ids, scores = (one.numpy() for one in index.scores(q, stream, read.chunk_score))
+    looked = np.ones(len(places), bool)
+    if some or len(reads) > 1:
+        limited = read.top_atoms is not None
+        # Without, it is as many atoms as fill top_k; and those that have expired are found too.
+        most = len(ids) if limited else read.top_k + len(ids) - len(places)
+        best = index.search(q, stream, replace(read, top_k=most))
+        looked = np.isin(chunks, [chunk for chunk, _ in best])
+    by_words, weight = None, 1.0
+    if lexical:
+        asked = words(query)
+        by_words, perfect = shelf.words.scores(asked)[places], shelf.words.most(asked)
+        weight = word_weight(float(by_words.max()) / perfect if perfect else 0.0)
+    ranks, things = shelf.named(address, places)
+    items = Candidates(
+        near=scores[np.searchsorted(ids, chunks)],
+        lengths=shelf["length"][places],
+        sessions=shelf["session"][places],
+        first=looked if len(reads) > 1 else None,
+        words=by_words,
+        weight=weight,
+        ranks=ranks,
+        things=things,
+    )
+    return Readable(chunks, looked, items)
+
+
+def searched(found: Readable, top_k: int, width: int) -> list[tuple[int, float]]:
+    """(chunk, score) of at most `top_k`, in the order of `reading_order`, each item by itself or
+    averaged over `width` characters around it."""
+    items, near = found.items, found.items.near
+    if width:
+        near = np.full(len(near), -np.inf, np.float32)
+        at = np.flatnonzero(found.looked)
+        near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
+    near = np.where(found.looked, near, np.float32(-np.inf))
+    order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
+    rank = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
+    shown, score = ordered(
+        near[order], top_k, None if rank is None else rank[order], items.near[order],
+        None if items.words is None else items.words[order], items.weight,
+    )  # fmt: skip
+    return list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))

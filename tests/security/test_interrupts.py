@@ -16,7 +16,7 @@ from text_support import Clock, Hashed, Placed
 
 from rsm_torch import RSMConfig
 from rsm_torch.text import AgentMemory, Item
-from rsm_torch.text.opened import MADE
+from rsm_torch.text.memory import MADE
 
 
 @dataclass

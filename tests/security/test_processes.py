@@ -30,6 +30,8 @@ VERBS = {
     "add_many": lambda m: m.add_many({"s": ["child"]}),
     "search": lambda m: m.search("one", "s"),
     "context": lambda m: m.context("one", "s", 50, tokenizer=len),
+    "search_many": lambda m: m.search_many(["one"], ["s"]),
+    "context_many": lambda m: m.context_many(["one"], ["s"], 50, tokenizer=len),
     "get": lambda m: m.get("1"),
     "get_all": lambda m: m.get_all("s"),
     "update": lambda m: m.update("1", text="child"),

@@ -46,6 +46,8 @@ VERBS: dict[str, dict[str, Any]] = {
     "add_many": {"texts": {"a": "x"}},
     "search": {"query": "q", "stream": "a"},
     "context": {"query": "q", "stream": "a", "max_tokens": 50},
+    "search_many": {"queries": ["q"], "streams": ["a"]},
+    "context_many": {"queries": ["q"], "streams": ["a"], "max_tokens": 50},
     "get": {"id": "1"},
     "get_all": {"stream": "a"},
     "update": {"id": "1", "text": "new"},
