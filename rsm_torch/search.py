@@ -2,13 +2,12 @@
 
 One query a stream is what agents ask: there the rows of the chosen atoms are gathered, for several
 streams at a time, and nothing else is read. Many queries of a stream, or all of its atoms, are a
-product with its rows as they lie. Both in NumPy, on the calling thread alone unless there is work
-for several.
+product with its rows as they lie, which several threads do for several streams. Both in NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +22,8 @@ from rsm_torch.state import State
 
 NONE = np.float32(-np.inf)
 TILE = 1 << 19  # numbers gathered at once: 2 MiB, which a core's cache holds
-TOGETHER = 64  # streams whose places are looked up together
-WORTH_THREADS = 1 << 24  # numbers read from which threads pay
+TOGETHER = 256  # streams whose places are looked up together
+WORTH_THREADS = 1 << 22  # numbers read from which threads pay, in pieces as coarse as can be
 DENSE = 2  # queries of a stream from which its rows are read once for all of them
 
 
@@ -72,17 +71,20 @@ def search(
     lean = Q < DENSE and read.atom_score != "max_member" and read.chunk_score == "cosine"
     lean = lean and state.config.members == "full"
     gathered = np.full(b, lean) & (read.top_atoms < many)
-    jobs: list[Callable[[], None]] = []
+    # Rows that are read: of the chosen atoms, as far as can be told beforehand, or all.
+    share = np.where(gathered, np.minimum(1, read.top_atoms / np.maximum(many, 1)), Q)
+    work = D * int((many + state.n_live[slots] * share).sum())
+    pieces = threads if work >= WORTH_THREADS else 1
     apart = np.flatnonzero(gathered)
     apart = apart[np.argsort(many[apart], kind="stable")]
-    for at in range(0, len(apart), TOGETHER):
-        some = apart[at : at + TOGETHER]
-        jobs.append(partial(_gather, state, q[some, 0], slots[some], some, read, found))
-    for i in np.flatnonzero(~gathered & (many > 0)).tolist():
-        jobs.append(partial(_whole, state, q[i], int(slots[i]), i, read, found))
-    work = D * (int(many.sum()) + int(state.n_live[slots].sum()) * Q)
-    if threads > 1 and len(jobs) > 1 and work >= WORTH_THREADS:
-        with ThreadPoolExecutor(threads) as pool:
+    jobs = [
+        partial(_gather_all, state, q, slots, apart[piece::pieces], read, found)
+        for piece in range(min(pieces, len(apart)))
+    ]
+    whole = np.flatnonzero(~gathered & (many > 0))
+    jobs += [partial(_whole, state, q[i], int(slots[i]), i, read, found) for i in whole.tolist()]
+    if pieces > 1 and len(jobs) > 1:
+        with ThreadPoolExecutor(pieces) as pool:
             list(pool.map(lambda job: job(), jobs))
     else:
         for job in jobs:
@@ -114,6 +116,14 @@ def _by_reference(state: State, q: np.ndarray, slots: np.ndarray, read: Read, fo
 
 
 # -- one query of each of several streams ----------------------------------------------------------
+
+
+def _gather_all(
+    state: State, q: np.ndarray, slots: np.ndarray, rows: np.ndarray, read: Read, found: Found
+) -> None:
+    for at in range(0, len(rows), TOGETHER):
+        some = rows[at : at + TOGETHER]
+        _gather(state, q[some, 0], slots[some], some, read, found)
 
 
 def _gather(

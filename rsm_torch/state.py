@@ -28,7 +28,7 @@ from rsm_torch.pool import Extents, Pool, ranges
 
 PAGE = 4  # rows of a page
 GATHER = 512  # scattered rows are brought together by so many
-RUN = 64  # rows from which neighbours are read where they are
+RUN = 256  # rows from which neighbours are read where they are
 EVENTS = ("merged", "dropped", "expired")
 
 ROW_FACTS = {"owner": (torch.int32, -1), "ids": (torch.int64, -1), "page": (torch.int32, -1)}
