@@ -434,6 +434,12 @@ class StreamMemory(nn.Module):
             _, atoms = state.of(slot)
             return torch.from_numpy(state.atoms.name[atoms].copy())
 
+    @property
+    def whole(self) -> bool:
+        """Whether no change was cut short, as by Ctrl-C; else it must be loaded anew."""
+        return self._broken is None
+
+    @plainly
     def counts(self, streams: Sequence[int] | Tensor | None = None) -> Counts:
         """Atoms and members of these slots; None: of all, open or not."""
         slots = np.arange(self.streams) if streams is None else self._slots(streams, None)
@@ -627,8 +633,9 @@ class StreamMemory(nn.Module):
 
     @plainly
     def fork(self, src: int, dst: int | None = None) -> Copies:
-        """Make the empty stream `dst` a copy of `src`, independent from then on; None: a new one, the
-        last of `streams`. Both share their rows until one of them changes.
+        """Make the empty stream `dst` a copy of `src`, independent from then on; None: the lowest slot
+        that is closed, or a new one (`open` gives one whose number is known). Both share their rows
+        until one of them changes.
 
         Returns:
             The ids copied and the ids of the copies. Atoms keep their names.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "security"))
+
+from at_line import At
 from text_support import Hashed, words
 
-from rsm_torch.text import AgentMemory, AsyncAgentMemory, Item
+from rsm_torch.text import AgentMemory, AsyncAgentMemory, Item, snapshot
 from rsm_torch.text.aio import Group, Request, groups
+from rsm_torch.text.memory import MADE
 
 
 class Slow(Hashed):
@@ -142,7 +149,7 @@ def test_closing_answers_what_was_asked(tmp_path):
 
 
 def request(verb, *streams, **how):
-    return Request(verb, (), how, frozenset(streams) or None, None, None)
+    return Request(verb, (), how, frozenset(streams) or None, None)
 
 
 def test_groups_keep_the_order_of_each_stream():
@@ -253,3 +260,108 @@ def test_the_embedder_changes_while_another_thread_embeds(tmp_path):
         assert len(done) == 3
         assert {item.text for item in memory.get_all("a")} == {"four", "two", "three"}
         assert memory.tensors.config.dim == 24
+
+
+def test_what_was_made_is_not_made_again(monkeypatch):
+    memory = AgentMemory(Hashed(), tau=0.4)
+    plain, failed = memory._place, []
+
+    def made_but_then(*args):
+        found = plain(*args)
+        if not failed:
+            failed.append(found)
+            error = OSError("disk full")
+            error.add_note(MADE)
+            raise error
+        return found
+
+    async def ask():
+        async with AsyncAgentMemory(memory, owns=False) as shared:
+            adding = (shared.add(f"t{n}", "s") for n in range(20))
+            return await asyncio.gather(*adding, return_exceptions=True)
+
+    monkeypatch.setattr(memory, "_place", made_but_then)
+    asyncio.run(ask())
+    assert sorted(item.text for item in memory.get_all("s")) == sorted(f"t{n}" for n in range(20))
+    memory.close()
+
+
+def test_closing_while_callers_wait_for_room():
+    async def ask():
+        memory = AsyncAgentMemory(AgentMemory(Hashed(), tau=0.4), queue=1, most=1)
+        tasks = [asyncio.create_task(memory.add(f"t{n}", f"s{n % 3}")) for n in range(50)]
+        await asyncio.sleep(0)
+        closing = [asyncio.create_task(memory.close()) for _ in range(2)]
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        await asyncio.wait_for(asyncio.gather(*closing), 20)
+        assert memory.memory._store.closed
+
+    asyncio.run(ask())
+
+
+def test_another_loop_is_refused():
+    memory = AsyncAgentMemory(AgentMemory(Hashed(), tau=0.4))
+    asyncio.run(memory.add("a", "s"))
+    for call in (lambda: memory.add("b", "s"), memory.close):
+        with pytest.raises(RuntimeError, match="another event loop"):
+            asyncio.run(call())
+    memory.memory.close()
+
+
+def test_an_embedder_that_would_end_the_program_ends_a_request():
+    class Exits(Hashed):
+        def encode(self, texts):
+            if "end" in texts:
+                raise SystemExit(3)
+            return super().encode(texts)
+
+    async def ask():
+        async with AsyncAgentMemory(AgentMemory(Exits(), tau=0.4)) as memory:
+            return await asyncio.gather(
+                *(memory.add(text, "s") for text in ("a", "end", "b")), return_exceptions=True
+            )
+
+    one, two, three = asyncio.run(ask())
+    assert "stopped by SystemExit" in str(two)
+    assert isinstance(one, list)
+    assert isinstance(three, list)
+
+
+def test_an_interrupt_leaves_no_turn_taken():
+    with AgentMemory(Hashed(), tau=0.4) as memory:
+        memory.add("a", "s")
+        with At() as lines:
+            memory.search("a", "s")
+        for line in range(1, lines.lines + 1, 3):
+            try:
+                with At(line):
+                    memory.search("a", "s")
+            except KeyboardInterrupt:
+                pass
+            done = threading.Thread(target=lambda: memory._embed(["a"]), daemon=True)
+            done.start()
+            done.join(20)
+            assert not done.is_alive(), line
+            assert [hit.text for hit in memory.search("a", "s")] == ["a"]
+
+
+def test_an_interrupted_search_is_mended_by_the_next_verb(monkeypatch):
+    with AgentMemory(Hashed(), tau=0.4) as memory:
+        memory.add([f"x{n}" for n in range(6)], "s")
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "rsm_torch.host.Host.freshen", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
+            with pytest.raises(KeyboardInterrupt):
+                memory.search("q", "s")
+        assert len(memory.search("q", "s")) == 6
+        memory.add("y", "s")
+        assert memory.counts()["s"].items == 7
+
+
+def test_a_full_disk_does_not_keep_a_stream_from_being_read(tmp_path, monkeypatch):
+    with AgentMemory(Hashed(), tau=0.4, path=tmp_path / "m.db", max_bytes=1) as memory:
+        monkeypatch.setattr(snapshot, "keep", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        for stream in "abc":
+            memory.add([f"{stream} {n}" for n in range(30)], stream)
+            assert len(memory.search("q", stream, top_k=30)) == 30

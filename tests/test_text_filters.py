@@ -67,6 +67,10 @@ CHOICES = [
     ({"where": {"topic": {"$gt": 1}}}, ""),
     ({"where": {"session": {"$in": ["S1", 2]}, "n": {"$exists": False}}}, "c"),
     ({"where": {"step": 10**30}}, ""),
+    ({"where": {"step": 10**400}}, ""),
+    ({"where": {f"k{n}": None for n in range(500)}}, "abcde"),
+    ({"where": {"topic": "x"} | {f"k{n}": {"$exists": False} for n in range(500)}}, "ac"),
+    ({"where": {f"k{n}": "1" for n in range(500)}}, ""),
 ]
 
 
@@ -186,3 +190,10 @@ def test_a_filtered_search_scores_as_a_plain_one(memory):
     plain = {hit.id: hit.score for hit in memory.search("q", "s", top_k=5)}
     for hit in memory.search("q", "s", where={"topic": "x"}):
         assert hit.score == plain[hit.id]
+
+
+def test_steps_of_any_size():
+    with AgentMemory(Hashed(), tau=0.4) as memory:
+        memory.add([Item("big", step=2**53 + 1), Item("near", step=2**53)], "s")
+        assert [item.text for item in memory.get_all("s", where={"step": 2**53 + 1})] == ["big"]
+        assert [item.text for item in memory.get_all("s", where={"step": 2**53})] == ["near"]

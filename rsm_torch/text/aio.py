@@ -12,7 +12,7 @@ from typing import Any, Self
 from rsm_torch.checks import as_count
 from rsm_torch.text import intake
 from rsm_torch.text.items import Count, StoredItem
-from rsm_torch.text.memory import EMBED_AT_ONCE, AgentMemory, Context, Hit
+from rsm_torch.text.memory import EMBED_AT_ONCE, MADE, AgentMemory, Context, Hit
 
 THREADS = 4
 ALL = None  # the streams of a request that concerns any
@@ -27,15 +27,21 @@ class Request:
     how: dict[str, Any]
     streams: frozenset[str] | None
     answer: asyncio.Future[Any]
-    until: float | None
     size: int = 1  # texts to embed
+    started: bool = False
 
     @property
     def key(self) -> object:
         """Requests of the same key are answered together."""
         if self.verb not in TOGETHER or self.size > EMBED_AT_ONCE or len(self.args) > 2:
             return self
-        alike = self.how.get("on_duplicate") if self.verb == "add" else sorted(self.how.items())
+        if self.verb == "add":
+            return self.verb, repr(self.how.get("on_duplicate"))
+        plain = (bool, int, float, str, dict, type(None))
+        alike = [
+            (name, repr(value) if isinstance(value, plain) else id(value))
+            for name, value in sorted(self.how.items())
+        ]
         return self.verb, repr(alike)
 
 
@@ -103,7 +109,12 @@ class AsyncAgentMemory:
         self._gathering: asyncio.Task[None] | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._running: dict[asyncio.Task[None], Group] = {}
-        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asking, self._idle = (
+            0,
+            asyncio.Event(),
+        )  # callers that wait, and whether there are none
+        self._closing: asyncio.Task[None] | None = None
 
     # -- verbs -----------------------------------------------------------------------------------
 
@@ -195,16 +206,24 @@ class AsyncAgentMemory:
         await self._ask("checkpoint", (), {})
 
     async def close(self) -> None:
-        """Answer what was asked, and refuse what comes after. Closing twice does nothing."""
-        if not self._closed:
-            self._closed = True
-            if self._queue is not None and self._gathering is not None:
-                await self._queue.put(None)
-                await self._gathering
-            if self._pool is not None:
-                await asyncio.to_thread(self._pool.shutdown)
-            if self._owns:
-                await asyncio.to_thread(self.memory.close)
+        """Answer what was asked, and refuse what comes after. Closing again waits for the first; one
+        that is cancelled goes on."""
+        if self._closing is None:
+            self._check_loop()
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        while self._asking:
+            self._idle.clear()
+            await self._idle.wait()
+        if self._queue is not None and self._gathering is not None:
+            await self._queue.put(None)
+            await self._gathering
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.shutdown)
+        if self._owns:
+            await asyncio.to_thread(self.memory.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -227,18 +246,40 @@ class AsyncAgentMemory:
         streams: Sequence[str] | None = ALL,
         size: int = 1,
     ) -> Any:
-        if self._closed:
+        if self._closing is not None:
             raise RuntimeError("this memory is closed")
-        loop = asyncio.get_running_loop()
+        loop = self._check_loop()
         if self._queue is None:
             self._queue, self._pool = asyncio.Queue(self._room), ThreadPoolExecutor(THREADS)
             self._gathering = loop.create_task(self._gather(self._queue))
         # A name of the wrong kind is the memory's to refuse.
         named = None if streams is None else frozenset(str(name).strip() for name in streams)
-        until = None if self._timeout is None else loop.time() + self._timeout
-        request = Request(verb, args, how, named, loop.create_future(), until, size)
-        await self._queue.put(request)
-        return await request.answer
+        request = Request(verb, args, how, named, loop.create_future(), size)
+        self._asking += 1
+        try:
+            if self._timeout is not None:
+                loop.call_later(self._timeout, self._late, request)
+            await self._queue.put(request)
+            return await request.answer
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._idle.set()
+
+    def _check_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError(
+                "this memory is used by another event loop; make an AsyncAgentMemory for each, and in "
+                "each process"
+            )
+        self._loop = loop
+        return loop
+
+    def _late(self, request: Request) -> None:
+        if not request.started and not request.answer.done():
+            said = f"{request.verb}: its turn did not come in {self._timeout} s"
+            request.answer.set_exception(TimeoutError(said))
 
     async def _gather(self, queue: asyncio.Queue[Request | None]) -> None:
         loop, last = asyncio.get_running_loop(), False
@@ -270,17 +311,11 @@ class AsyncAgentMemory:
         if before:
             await asyncio.wait(before)
         loop = asyncio.get_running_loop()
-        due = []
-        for request in group.requests:
-            if request.until is not None and loop.time() > request.until:
-                if not request.answer.done():
-                    request.answer.set_exception(
-                        TimeoutError(f"{request.verb}: its turn did not come in {self._timeout} s")
-                    )
-            elif not request.answer.done():
-                due.append(request)
+        due = [request for request in group.requests if not request.answer.done()]
         if not due:
             return
+        for request in due:
+            request.started = True
         answers = await loop.run_in_executor(self._pool, self._do, due)
         for request, (answer, error) in zip(due, answers, strict=True):
             if request.answer.done():
@@ -290,21 +325,31 @@ class AsyncAgentMemory:
             else:
                 request.answer.set_exception(error)
 
-    def _do(self, requests: list[Request]) -> list[tuple[Any, BaseException | None]]:
+    def _do(self, requests: list[Request]) -> list[tuple[Any, Exception | None]]:
         """The answer or the error of each, in a thread."""
         if len(requests) > 1:
             try:
                 found = TOGETHER[requests[0].verb](self.memory, requests)
                 return [(one, None) for one in found]
-            except Exception:  # noqa: BLE001
-                pass  # whose it is shows when each is tried by itself
-        return [self._one(request) for request in requests]
+            except BaseException as error:  # noqa: BLE001
+                if MADE in getattr(error, "__notes__", ()):  # again it would be made twice
+                    return [(None, _shown(error))] * len(requests)
+        return [self._one(request) for request in requests]  # whose error it was shows then
 
-    def _one(self, request: Request) -> tuple[Any, BaseException | None]:
+    def _one(self, request: Request) -> tuple[Any, Exception | None]:
         try:
             return getattr(self.memory, request.verb)(*request.args, **request.how), None
-        except Exception as error:  # noqa: BLE001
-            return None, error  # whoever asked raises it
+        except BaseException as error:  # noqa: BLE001
+            return None, _shown(error)  # whoever asked raises it
+
+
+def _shown(error: BaseException) -> Exception:
+    """What whoever asked raises; what would end the program ends a request."""
+    if isinstance(error, Exception):
+        return error
+    shown = RuntimeError(f"stopped by {type(error).__name__}: {error}")
+    shown.__cause__ = error
+    return shown
 
 
 def groups(requests: Iterable[Request]) -> list[Group]:

@@ -16,6 +16,7 @@ ORDERED: Mapping[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 OPERATORS = ("$eq", "$ne", "$in", "$nin", *ORDERED, "$exists")
 PLACES = ("step", "session", "role")
+MOST_CONDITIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Filter:
                 values.append(bound)
         for key, wanted in self.where.items():
             for name, operand in _conditions(wanted):
+                if len(parts) > MOST_CONDITIONS:
+                    break  # SQLite limits how deep they may lie
                 if name in ("$ne", "$nin") or operand is None or operand is False:
                     continue  # what lacks the key may match
                 if name == "$in" and None in operand:
@@ -70,9 +73,10 @@ class Filter:
                 else:
                     parts.append("instr(items.metadata, ?) > 0")
                 values.append(named)
-                if name == "$eq" and key == "step" and isinstance(operand, int | float):
+                exact = isinstance(operand, int | float) and abs(operand) < 2**53
+                if name == "$eq" and key == "step" and exact:
                     parts.append("(items.step IS NULL OR items.step = ?)")
-                    values.append(operand if abs(operand) < 2**53 else float(operand))
+                    values.append(operand)
                 elif name == "$eq" and isinstance(operand, str):
                     shown = json.dumps(operand)
                     if key in PLACES:

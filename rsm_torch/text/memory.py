@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -78,31 +79,48 @@ def locked(
     return call
 
 
-class Turns:
-    """A lock that those who wait for it get in the order in which they came."""
+class Turn:
+    """Of one caller: over, or whether it may begin."""
 
     def __init__(self) -> None:
-        self._lock, self._waiting, self._taken = threading.Lock(), deque[threading.Event](), False
+        self.over, self.begins, self.thread = False, threading.Event(), threading.get_ident()
+
+
+class Turns:
+    """A lock that those who wait for it get in the order in which they came.
+
+    A turn that an interrupt cut short at any line is over: nothing refers to it any more, or its thread
+    asks for the next.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = deque[weakref.ref[Turn]]()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        mine = threading.Event()
-        with self._lock:
-            waits, self._taken = self._taken, True
-            if waits:
-                self._waiting.append(mine)
+        mine = Turn()
         try:
-            if waits:
-                mine.wait()
+            self._waiting.append(weakref.ref(mine))
+            while self._first(mine) is not mine:
+                mine.begins.wait(0.1)
             yield
         finally:
-            with self._lock:
-                if waits and mine in self._waiting:  # it was interrupted while it waited
-                    self._waiting.remove(mine)
-                elif self._waiting:
-                    self._waiting.popleft().set()
-                else:
-                    self._taken = False
+            mine.over = True
+            if (first := self._first(mine)) is not None:
+                first.begins.set()
+
+    def _first(self, mine: Turn) -> Turn | None:
+        while True:  # without a lock, which an interrupt could leave taken
+            try:
+                ref = self._waiting[0]
+            except IndexError:
+                return None
+            first = ref()
+            stale = first is not mine and first is not None and first.thread == mine.thread
+            if first is not None and not first.over and not stale:
+                return first
+            with suppress(ValueError):  # another thread did
+                self._waiting.remove(ref)
 
 
 class AgentMemory:

@@ -104,7 +104,10 @@ class SyncedMemory:
                 continue
             if stream in self.index.rows:
                 if stream in self._changed and not self.store.reads_only:
-                    snapshot.keep(self.store, self.index, [stream])
+                    try:
+                        snapshot.keep(self.store, self.index, [stream])
+                    except OSError:
+                        return  # no room to keep it: it stays loaded
                     self._changed.discard(stream)
                 self._under_way = Change({stream})
                 self._waiting.add(stream)
@@ -116,8 +119,9 @@ class SyncedMemory:
         """Make the tensors what the store holds, if an interrupt left it open whether they are."""
         self.store.roll_back()
         change = self._under_way
-        if change is None:
+        if change is None and self.index.tensors.whole:
             return
+        change = change or Change(set())
         saved = Settings.load(self.store)
         if saved is not None and saved.to_dict() != self.settings.to_dict():
             for step in change.steps:  # those of new settings, which can be done again
