@@ -70,11 +70,12 @@ class StreamMemory(nn.Module):
         calibration: its transform is applied to everything written and asked, and saved with the
             memory. Its tau is not: `RSMConfig(tau=calibration.tau)` sets that.
         max_bytes: most bytes to reserve for rows, sums and bases. Streams that were not used for
-            longest make room (`evict`) and come back when they are used. None: no limit.
+            longest make room (`evict`) and come back when they are used; what concerns all streams at
+            once (copying, `state_dict`, `retrain`, `compact` of all) needs room for all. None: no limit.
         spill: where evicted streams go: None, host memory; a folder, files in it.
 
-    What a memory takes follows what it holds: pages of four rows, an eighth of spare room at most,
-    137 bytes for a slot that holds nothing (`nbytes`). Growing copies nothing on a CPU. One thread
+    What a memory takes follows what it holds: pages of four rows, an eighth of spare room (more
+    where rows are as small as what is kept beside them), 137 bytes for a slot that holds nothing (`nbytes`). Growing copies nothing on a CPU. One thread
     at a time: calls wait for each other.
     """
 
@@ -511,9 +512,12 @@ class StreamMemory(nn.Module):
             self._use(slots)
         found, missing = self._engine.find(slots, wanted)
         if len(missing) and streams is None:  # perhaps in streams that were evicted
-            for slot in list(self._spilled):
-                if np.isin(self._spill.get(slot)["ids"].numpy(), missing).any():
-                    self._use(np.array([slot]))
+            back = [
+                slot
+                for slot in self._spilled
+                if np.isin(self._spill.get(slot)["ids"].numpy(), missing).any()
+            ]
+            self._use(np.array([slot for slot, _ in found] + back, np.int64))  # all at once, or none
             found, missing = self._engine.find(slots, wanted)
         if len(missing):
             raise KeyError(f"ids: {named(missing.tolist())} not stored; nothing was changed")

@@ -49,3 +49,14 @@ def test_settings_of_the_process_are_neither_read_nor_set(precision):
     threads = torch.get_num_threads()
     filled(streams=30).search(chunks(30, 1, seed=4)[:, 0])
     assert torch.get_num_threads() == threads
+
+
+def test_forgetting_in_more_evicted_streams_than_fit_says_so():
+    memory = StreamMemory(RSMConfig(16, tau=0.7), 20, max_bytes=60_000)
+    ids = [memory.write(chunks(1, 60, D=16, seed=s), [s]).ids[0] for s in range(20)]
+    assert memory.evicted
+    with pytest.raises(MemoryError, match="max_bytes"):
+        memory.forget(torch.cat([some[:5] for some in ids]))
+    assert int(memory.counts().members.sum()) == 1200
+    memory.forget(torch.cat([ids[0][:5], ids[19][:5]]))
+    assert int(memory.counts().members.sum()) == 1190
