@@ -517,7 +517,9 @@ class StreamMemory(nn.Module):
                 for slot in self._spilled
                 if np.isin(self._spill.get(slot)["ids"].numpy(), missing).any()
             ]
-            self._use(np.array([slot for slot, _ in found] + back, np.int64))  # all at once, or none
+            self._use(
+                np.array([slot for slot, _ in found] + back, np.int64)
+            )  # all at once, or none
             found, missing = self._engine.find(slots, wanted)
         if len(missing):
             raise KeyError(f"ids: {named(missing.tolist())} not stored; nothing was changed")

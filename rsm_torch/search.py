@@ -23,7 +23,7 @@ from rsm_torch.state import State
 NONE = np.float32(-np.inf)
 TILE = 1 << 19  # numbers gathered at once: 2 MiB, which a core's cache holds
 TOGETHER = 256  # streams whose places are looked up together
-WORTH_THREADS = 1 << 22  # numbers read from which threads pay, in pieces as coarse as can be
+WORTH_THREADS = 1 << 24  # numbers read from which threads pay
 DENSE = 2  # queries of a stream from which its rows are read once for all of them
 
 
@@ -71,20 +71,16 @@ def search(
     lean = Q < DENSE and read.atom_score != "max_member" and read.chunk_score == "cosine"
     lean = lean and state.config.members == "full"
     gathered = np.full(b, lean) & (read.top_atoms < many)
-    # Rows that are read: of the chosen atoms, as far as can be told beforehand, or all.
-    share = np.where(gathered, np.minimum(1, read.top_atoms / np.maximum(many, 1)), Q)
-    work = D * int((many + state.n_live[slots] * share).sum())
-    pieces = threads if work >= WORTH_THREADS else 1
     apart = np.flatnonzero(gathered)
     apart = apart[np.argsort(many[apart], kind="stable")]
-    jobs = [
-        partial(_gather_all, state, q, slots, apart[piece::pieces], read, found)
-        for piece in range(min(pieces, len(apart)))
-    ]
+    for at in range(0, len(apart), TOGETHER):  # on one thread: two wait for the same memory
+        some = apart[at : at + TOGETHER]
+        _gather(state, q[some, 0], slots[some], some, read, found)
     whole = np.flatnonzero(~gathered & (many > 0))
-    jobs += [partial(_whole, state, q[i], int(slots[i]), i, read, found) for i in whole.tolist()]
-    if pieces > 1 and len(jobs) > 1:
-        with ThreadPoolExecutor(pieces) as pool:
+    jobs = [partial(_whole, state, q[i], int(slots[i]), i, read, found) for i in whole.tolist()]
+    work = D * (int(many[whole].sum()) + int(state.n_live[slots[whole]].sum()) * Q)
+    if threads > 1 and len(jobs) > 1 and work >= WORTH_THREADS:
+        with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda job: job(), jobs))
     else:
         for job in jobs:
@@ -116,14 +112,6 @@ def _by_reference(state: State, q: np.ndarray, slots: np.ndarray, read: Read, fo
 
 
 # -- one query of each of several streams ----------------------------------------------------------
-
-
-def _gather_all(
-    state: State, q: np.ndarray, slots: np.ndarray, rows: np.ndarray, read: Read, found: Found
-) -> None:
-    for at in range(0, len(rows), TOGETHER):
-        some = rows[at : at + TOGETHER]
-        _gather(state, q[some, 0], slots[some], some, read, found)
 
 
 def _gather(
