@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -53,7 +54,8 @@ class Database:
     def __init__(self, path: str | Path | None):
         self.path = path
         self.word = 0  # of the header, as last read or written
-        self.made = self._making = 0  # the words of the last change, and of the one under way
+        self._making = 0  # the word of the change under way
+        self._made: dict[int, int] = {}  # of the last change of each thread
         self._turn = object()  # of the newest transaction
         self._log_is_due = False  # to be moved after this change, with what was erased
         self._log_must_move = False  # before the next change
@@ -136,6 +138,11 @@ class Database:
 
     # -- changes ----------------------------------------------------------------------------
 
+    @property
+    def made(self) -> int:
+        """Another number after each change that this thread made."""
+        return self._made.get(get_ident(), 0)
+
     def transaction(self) -> Transaction:
         """All of what is done inside, or none of it."""
         return Transaction(self)
@@ -154,7 +161,7 @@ class Database:
     def commit(self) -> None:
         (self._making,) = self.one("PRAGMA user_version")
         self.run("COMMIT")
-        self.word = self.made = self._making
+        self.word = self._made[get_ident()] = self._making
         if self._log_is_due or (self._has_file and self.claim.log.stat().st_size > RESERVED):
             self.settle()
 
@@ -183,7 +190,7 @@ class Database:
         self._log_must_move = True  # some of the change may stand behind its end
         self.roll_back()
         if self._read_word() == self._making:
-            self.made = self.word
+            self._made[get_ident()] = self.word
         elif type(error) is OSError and error.__cause__ is not None:
             raise OSError(f"{error}; nothing was changed") from error.__cause__
 

@@ -55,12 +55,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def told(
+    method: Callable[Concatenate[AgentMemory, P], R],
+) -> Callable[Concatenate[AgentMemory, P], R]:
+    """An exception that comes when the change is already made says so in a note."""
+
+    @functools.wraps(method)
+    def call(self: AgentMemory, *args: P.args, **kwargs: P.kwargs) -> R:
+        number = self._store.number
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            if self._store.number != number and MADE not in getattr(error, "__notes__", ()):
+                error.add_note(MADE)
+            raise
+
+    return call
+
+
 def locked(
     method: Callable[Concatenate[AgentMemory, P], R],
 ) -> Callable[Concatenate[AgentMemory, P], R]:
-    """One caller at a time, on a memory that is open, in its own process. An interrupt that comes
-    when the change is already made says so in a note."""
+    """One caller at a time, on a memory that is open, in its own process; and `told`."""
 
+    @told
     @functools.wraps(method)
     def call(self: AgentMemory, *args: P.args, **kwargs: P.kwargs) -> R:
         self._store.check_process()  # before the lock, which is nobody's to release after a fork
@@ -68,13 +86,7 @@ def locked(
             if self._store.closed:
                 raise RuntimeError("this memory is closed")
             self._state.recover()
-            number = self._store.number
-            try:
-                return method(self, *args, **kwargs)
-            except BaseException as error:
-                if self._store.number != number and MADE not in getattr(error, "__notes__", ()):
-                    error.add_note(MADE)
-                raise
+            return method(self, *args, **kwargs)
 
     return call
 
@@ -229,6 +241,7 @@ class AgentMemory:
 
     # -- adding -------------------------------------------------------------------------------------
 
+    @told
     def add(
         self,
         texts: Texts,
@@ -265,6 +278,7 @@ class AgentMemory:
         rows, name = self._rows_of(texts, stream, times, metadata, ttl)
         return self._add({name: rows}, on_duplicate)[name]
 
+    @told
     def add_many(
         self,
         texts: Mapping[str, Texts],
@@ -695,6 +709,7 @@ class AgentMemory:
 
     # -- changing and deleting ----------------------------------------------------------------------
 
+    @told
     def update(
         self,
         id: str,

@@ -55,7 +55,7 @@ class ItemStore(Lookup):
 
     @property
     def number(self) -> int:
-        """Another one after each change."""
+        """Another one after each change that this thread made."""
         return self._db.made
 
     @property
