@@ -26,6 +26,7 @@ def train(state: State) -> None:
     for slot in np.flatnonzero(state.n_live).tolist():
         rows, _ = state.of(slot)
         places = rows.start + np.flatnonzero(state.rows.owner[rows] >= 0)
+        places = places[state.rows.ids[places].argsort(kind="stable")]  # however they lie
         state.own_pages(places)
         held.append((slot, places, np.array(state.floats(places, 0))))
     every = np.concatenate([x for _, _, x in held]) if held else np.zeros((0, state.config.dim))

@@ -15,7 +15,9 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["tensors", "texts", "hidden states", "storage"])
+@pytest.mark.parametrize(
+    "code", EXAMPLES, ids=["tensors", "texts", "many tasks", "hidden states", "storage"]
+)
 def test_example(code, tmp_path):
     lines = [line for line in code.splitlines() if line.strip()]
     if code.startswith("memory ="):  # goes on from the first example
