@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from rsm_torch.provenance import provenance
-from rsm_torch.text.intake import read_texts
+from rsm_torch.text.items import read_texts
 from rsm_torch.text.store import ItemStore
 
 ITEM = 6_250  # bytes that one takes in the file, about

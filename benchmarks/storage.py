@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from rsm_torch.embedders import MINILM, embed, load_embedder
 from rsm_torch.eval.datasets import load
 from rsm_torch.provenance import provenance
 from rsm_torch.storage import codec, train_pq
-from rsm_torch.text.embedders import MINILM, embed, load_embedder
 
 OUT = Path(__file__).parent / "results" / "storage.json"
 STORAGES = {

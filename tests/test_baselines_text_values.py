@@ -11,9 +11,9 @@ from rsm_torch.baselines.full_context import MARK, cut, without
 from rsm_torch.baselines.methods import GROUPS, METHODS, Settings, make_memory, method_names
 from rsm_torch.baselines.protocol import Memory
 from rsm_torch.calibrate import calibrate_tau
-from rsm_torch.text.around import AROUND
-from rsm_torch.text.embedders import FunctionEmbedder
-from rsm_torch.text.lexical import LexicalIndex, fuse, searchable
+from rsm_torch.embedders import FunctionEmbedder
+from rsm_torch.lexical import LexicalIndex, fuse, searchable
+from rsm_torch.text.ranking import AROUND
 
 SPACE = [  # two directions; c0 and c1 lie near one, c2 and c3 near the other
     ("alpha one", [1.0, 0.0]),

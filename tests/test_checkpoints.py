@@ -11,11 +11,11 @@ import torch
 from paths import ROOT
 
 from rsm_torch import Calibration, StreamMemory
+from rsm_torch.embedders import MINILM, load_embedder, packaged_weights
 from rsm_torch.experiments.mmlu_data import data_hash
 from rsm_torch.hidden import SMOLLM2
 from rsm_torch.hidden.models import packaged_model
 from rsm_torch.hidden.saved import load
-from rsm_torch.text.embedders import MINILM, load_embedder, packaged_weights
 
 HERE = ROOT / "checkpoints"
 MMLU = HERE / "mmlu-smollm2-k2-int8"

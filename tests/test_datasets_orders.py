@@ -9,8 +9,7 @@ import pytest
 
 from rsm_torch.eval.datasets import Episode, Question, find, load, permuted, stitched
 from rsm_torch.text import addresses
-from rsm_torch.text.address import Key
-from rsm_torch.text.items import Item
+from rsm_torch.text.items import Item, Key
 
 DATA = Path(__file__).parent / "data"
 

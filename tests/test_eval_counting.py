@@ -115,7 +115,7 @@ def test_lone_surrogates_are_counted():
 
 @needs_minilm
 def test_lines_add_up_for_the_packaged_embedder():
-    from rsm_torch.text.embedders import MINILM, packaged_weights
+    from rsm_torch.embedders import MINILM, packaged_weights
 
     file = packaged_weights(MINILM) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))

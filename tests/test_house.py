@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from text_support import Hashed, words
+
+from rsm_torch.text import AgentMemory
 
 # Higher ranks may import lower ones; equals and higher may not. Packages stand for all in them.
 RANKS = {
@@ -43,10 +46,12 @@ RANKS = {
     "rsm_torch.storage": 2,
     "rsm_torch.calibrate": 2,
     "rsm_torch.config": 2,
+    "rsm_torch.embedders": 2,
     "rsm_torch.layout": 2,
     "rsm_torch.cache": 1,
     "rsm_torch.hub": 1,
     "rsm_torch.hits": 1,
+    "rsm_torch.lexical": 1,
     "rsm_torch.tokens": 1,
     "rsm_torch.checks": 1,
     "rsm_torch.files": 1,
@@ -143,7 +148,7 @@ def test_kernels_know_nothing_of_the_library():
     [
         (
             "transformers",
-            ("rsm_torch.hidden", "rsm_torch.text", "rsm_torch.tokens", "rsm_torch.hub"),
+            ("rsm_torch.hidden", "rsm_torch.hub"),
         ),
         ("triton", ("rsm_kernels",)),
         ("sqlite3", ("rsm_torch.text", "rsm_torch.cli")),
@@ -234,3 +239,36 @@ def test_files_stay_small():
     most = defaultdict(lambda: 450, {"rsm_torch.memory": 690, "rsm_torch.text.memory": 730})
     long = {name: code_lines(file) for name, file in MODULES.items()}
     assert {name: n for name, n in long.items() if n > most[name]} == {}
+
+
+def test_the_text_memory_is_few_files():
+    assert len(list((ROOT / "rsm_torch" / "text").glob("*.py"))) - 1 <= 12  # besides __init__.py
+
+
+def files_passed(call) -> set[str]:
+    """Files of this project in which a function is called meanwhile, by this thread."""
+    found = set()
+
+    def note(frame, event, _):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and (name := file_names.get(file)) is not None:
+            found.add(name)
+
+    file_names = {file: name for name, file in MODULES.items()}
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_through_how_many_files_a_call_goes(tmp_path):
+    with AgentMemory(Hashed(), path=tmp_path / "m.sqlite", tau=0.5, tokenizer=words) as memory:
+        memory.add(["one step", "another step"], "s")
+        added = files_passed(lambda: memory.add("one step more", "s"))
+        read = files_passed(lambda: memory.context("what was step 3?", "s", 100))
+    assert {"rsm_torch.text.memory", "rsm_torch.text.database"} <= added & read
+    assert len(added) <= 22, sorted(added)
+    assert len(read) <= 23, sorted(read)

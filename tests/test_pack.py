@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from text_support import needs_minilm, words
 
+from rsm_torch.embedders import MINILM, packaged_weights
 from rsm_torch.hits import Hit
 from rsm_torch.pack import pack
-from rsm_torch.text.embedders import MINILM, packaged_weights
 from rsm_torch.text.items import utc_seconds
 from rsm_torch.tokens import token_counter
 

@@ -284,7 +284,7 @@ def test_chat_marks_by_example():
 def test_a_tokenizer_makes_no_control_token_of_escaped_texts():
     from transformers import AutoTokenizer
 
-    from rsm_torch.text.embedders import MINILM, packaged_weights
+    from rsm_torch.embedders import MINILM, packaged_weights
 
     tokenizer = AutoTokenizer.from_pretrained(packaged_weights(MINILM))
     control = set(tokenizer.all_special_ids)

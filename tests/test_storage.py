@@ -14,11 +14,11 @@ from torch.nn.functional import normalize
 
 from rsm_torch.calibrate import calibrate_tau
 from rsm_torch.config import RSMConfig
+from rsm_torch.embedders import MINILM, embed, load_embedder, packaged_weights
 from rsm_torch.memory import StreamMemory
 from rsm_torch.storage import NAMES, Int8Codec, PQCodec, codec, train_pq
 from rsm_torch.storage.kmeans import kmeans, nearest_batched, nearest_by_space
 from rsm_torch.storage.pq import split
-from rsm_torch.text.embedders import MINILM, embed, load_embedder, packaged_weights
 
 WIDTHS = (1, 3, 33, 257, 384)
 every_storage = pytest.mark.parametrize("name", NAMES)

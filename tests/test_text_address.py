@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rsm_torch.text.address import Address, Key, addresses
+from rsm_torch.text.items import Key
+from rsm_torch.text.ranking import Address, addresses
 
 
 @pytest.mark.parametrize(

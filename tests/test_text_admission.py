@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from text_reference import admission
 
-from rsm_torch.text import admission as module
-from rsm_torch.text.address import Key, addresses
-from rsm_torch.text.admission import (
+from rsm_torch.text import ranking as module
+from rsm_torch.text.items import Key
+from rsm_torch.text.ranking import (
     UNNAMED,
     Candidates,
     Rule,
+    addresses,
     admission_order,
     best_beside,
     in_turns,

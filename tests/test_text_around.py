@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from text_support import Clock, Placed, texts, words
 
 from rsm_torch.text import AgentMemory, Item
-from rsm_torch.text.around import AROUND, average_around
-from rsm_torch.text.reading import around
+from rsm_torch.text.ranking import AROUND, around, average_around
 
 
 def letter_by_letter(scores, lengths, sessions, width):

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "security"))
 from at_line import At
 from text_support import Hashed, words
 
-from rsm_torch.text import AgentMemory, AsyncAgentMemory, Item, snapshot
+from rsm_torch.text import AgentMemory, AsyncAgentMemory, Item, synced
 from rsm_torch.text.aio import Group, Request, groups
 from rsm_torch.text.memory import MADE
 
@@ -361,7 +361,9 @@ def test_an_interrupted_search_is_mended_by_the_next_verb(monkeypatch):
 
 def test_a_full_disk_does_not_keep_a_stream_from_being_read(tmp_path, monkeypatch):
     with AgentMemory(Hashed(), tau=0.4, path=tmp_path / "m.db", max_bytes=1) as memory:
-        monkeypatch.setattr(snapshot, "keep", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        monkeypatch.setattr(
+            synced, "keep_snapshots", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        )
         for stream in "abc":
             memory.add([f"{stream} {n}" for n in range(30)], stream)
             assert len(memory.search("q", stream, top_k=30)) == 30

@@ -9,8 +9,8 @@ import time
 import pytest
 from text_support import needs_minilm, words
 
+from rsm_torch.embedders import MINILM, packaged_weights
 from rsm_torch.text.chunking import chunk
-from rsm_torch.text.embedders import MINILM, packaged_weights
 from rsm_torch.text.items import Item
 from rsm_torch.tokens import token_counter
 

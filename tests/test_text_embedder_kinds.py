@@ -12,20 +12,22 @@ import pytest
 import torch
 from text_support import Hashed, needs_minilm
 
-from rsm_torch.text.chunking import split_to_window
-from rsm_torch.text.embedders import (
+from rsm_torch.embedders import (
+    BATCH_TEXTS,
     MINILM,
+    Endpoint,
     default_embedder,
     embed,
     embed_queries,
     embed_query,
+    fingerprint,
     load_embedder,
     needs_name,
     packaged_weights,
+    same_space,
     window,
 )
-from rsm_torch.text.endpoint import BATCH_TEXTS, Endpoint
-from rsm_torch.text.spaces import fingerprint, same_space
+from rsm_torch.text.chunking import split_to_window
 from rsm_torch.tokens import token_counter
 
 
@@ -106,8 +108,8 @@ def test_fewer_values(minilm):
 
 
 def test_one_default(monkeypatch):
+    from rsm_torch import embedders
     from rsm_torch.cli import embedding
-    from rsm_torch.text import embedders
 
     asked = []
     monkeypatch.setattr(embedders, "load_embedder", asked.append)
@@ -302,10 +304,10 @@ def server(monkeypatch):
 
 @pytest.fixture
 def waits(monkeypatch):
-    from rsm_torch.text import endpoint
+    from rsm_torch import embedders
 
     waited: list[float] = []
-    monkeypatch.setattr(endpoint.time, "sleep", waited.append)
+    monkeypatch.setattr(embedders.time, "sleep", waited.append)
     return waited
 
 

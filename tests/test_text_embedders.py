@@ -9,7 +9,7 @@ import pytest
 import torch
 from text_support import Hashed, needs_minilm
 
-from rsm_torch.text.embedders import MINILM, Embedder, embed, load_embedder, packaged_weights
+from rsm_torch.embedders import MINILM, Embedder, embed, load_embedder, packaged_weights
 
 
 def lengths(texts: list[str]) -> list[list[float]]:

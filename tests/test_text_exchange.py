@@ -8,7 +8,7 @@ import pytest
 from text_support import Hashed
 
 from rsm_torch.text import AgentMemory
-from rsm_torch.text.filters import Filter
+from rsm_torch.text.items import Filter
 
 
 def test_every_flipped_bit_of_an_export_is_noticed(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from text_support import Hashed, Placed, state_of, words
 
 from rsm_torch.text import AgentMemory, Item
-from rsm_torch.text.filters import OPERATORS, read_filter
+from rsm_torch.text.items import OPERATORS, read_filter
 
 DAY = 86400.0
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsm_torch.text.address import Key, addresses
+from rsm_torch.text.items import Key
 from rsm_torch.text.mentions import Mentions, mentions, session_key
+from rsm_torch.text.ranking import addresses
 
 NOW = datetime(2025, 6, 11, 15, 30, tzinfo=UTC)  # a Wednesday
 

@@ -9,12 +9,20 @@ import pytest
 from text_support import Clock, Hashed, words
 
 from rsm_torch import AgentMemory, Item
+from rsm_torch import lexical as by_words
 from rsm_torch.config import RSMConfig
-from rsm_torch.text import shelf, word_index
-from rsm_torch.text.address import Address, Key, addresses
-from rsm_torch.text.lexical import LexicalIndex, searchable
-from rsm_torch.text.reading import around, descending, ordered, reading_order, word_weight
-from rsm_torch.text.word_index import WordIndex
+from rsm_torch.lexical import LexicalIndex, WordIndex, searchable
+from rsm_torch.text import index
+from rsm_torch.text.items import Key
+from rsm_torch.text.ranking import (
+    Address,
+    addresses,
+    around,
+    descending,
+    ordered,
+    reading_order,
+    word_weight,
+)
 
 
 def plainly(memory, query, stream, width, lexical, where, top_k):
@@ -57,8 +65,8 @@ QUERIES = ["w0 w1 w7", "w2 of step 3", "w1 between steps 2 and 5", "w3 in sessio
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_read_is_what_the_rule_gives(monkeypatch, seed):
-    monkeypatch.setattr(word_index, "BLOCK", 8)
-    monkeypatch.setattr(shelf, "SLACK", 4)
+    monkeypatch.setattr(by_words, "BLOCK", 8)
+    monkeypatch.setattr(index, "SLACK", 4)
     rng, clock = random.Random(seed), Clock()
     config = RSMConfig(16, tau=0.4, max_members=30 if seed == 5 else None)
     with AgentMemory(Hashed(), config, tokenizer=words, clock=clock) as memory:
@@ -95,7 +103,7 @@ def test_what_is_read_is_what_the_rule_gives(monkeypatch, seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_index_of_words_that_changes(monkeypatch, seed):
-    monkeypatch.setattr(word_index, "BLOCK", 16)
+    monkeypatch.setattr(by_words, "BLOCK", 16)
     rng, index, texts = random.Random(seed), WordIndex(), []
 
     def word() -> str:

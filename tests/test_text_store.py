@@ -10,8 +10,9 @@ import pytest
 import torch
 from text_support import Hashed, break_commits, state_of
 
+from rsm_torch.text.claim import APPLICATION_ID
+from rsm_torch.text.database import MIGRATIONS
 from rsm_torch.text.memory import AgentMemory
-from rsm_torch.text.schema import APPLICATION_ID, MIGRATIONS
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsm_torch.text.lexical import LexicalIndex
-from rsm_torch.text.words import words
+from rsm_torch.lexical import LexicalIndex, words
 
 
 def test_letters_digits_and_connectors():

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from text_support import needs_minilm, words
 
 from rsm_torch import pack
+from rsm_torch.embedders import MINILM, packaged_weights
 from rsm_torch.hits import Hit
 from rsm_torch.text.chunking import chunk
-from rsm_torch.text.embedders import MINILM, packaged_weights
 from rsm_torch.tokens import MOST_CHARACTERS, token_counter
 
 RUN = "deadbeef" * 12000

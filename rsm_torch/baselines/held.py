@@ -10,8 +10,8 @@ from torch import Tensor
 from rsm_torch.baselines.protocol import Chunk, Query
 from rsm_torch.calibrate import Calibration
 from rsm_torch.hits import Hit
-from rsm_torch.text.address import Key
-from rsm_torch.text.lexical import LexicalIndex, searchable
+from rsm_torch.lexical import LexicalIndex, searchable
+from rsm_torch.text.items import Key
 
 
 class HeldChunks:

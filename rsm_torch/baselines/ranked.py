@@ -14,7 +14,7 @@ from rsm_torch.baselines.settings import Settings, remembering
 from rsm_torch.hits import Context
 from rsm_torch.layout import Layout
 from rsm_torch.pack import pack
-from rsm_torch.text.reading import most_items
+from rsm_torch.text.ranking import most_items
 
 RANKED = 1000  # chunks, for figures at k: of long sessions, enough for dozens of them
 

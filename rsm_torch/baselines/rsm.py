@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.vector_ranked import VectorRanked
-from rsm_torch.text.admission import Rule
-from rsm_torch.text.around import AROUND
+from rsm_torch.text.ranking import AROUND, Rule
 
 ALGORITHM_E_RANK = 8
 

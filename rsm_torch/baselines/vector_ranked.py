@@ -15,10 +15,17 @@ from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.shards import Row, Shards
 from rsm_torch.baselines.vectors import make_vectors
 from rsm_torch.layout import Layout
-from rsm_torch.text.address import addresses
-from rsm_torch.text.admission import UNNAMED, Candidates, Rule, admission_order
-from rsm_torch.text.around import numbered
-from rsm_torch.text.reading import around, reading_order, word_weight
+from rsm_torch.text.ranking import (
+    UNNAMED,
+    Candidates,
+    Rule,
+    addresses,
+    admission_order,
+    around,
+    numbered,
+    reading_order,
+    word_weight,
+)
 
 EVERYTHING = 2**31 - 1  # groups, or items
 

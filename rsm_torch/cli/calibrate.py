@@ -34,7 +34,7 @@ def calibrate(
     from rsm_torch.calibrate import calibrate_tau
     from rsm_torch.cli.choosing import choose_stream
     from rsm_torch.cli.embedding import EXAMPLES, chunks_for, open_embedder
-    from rsm_torch.text.embedders import embed
+    from rsm_torch.embedders import embed
 
     chosen = choose_stream(file, dataset, episode, stream, first=True)
     model = open_embedder(embedder)

@@ -15,8 +15,8 @@ from rsm_torch.cli.output import print_json, progress, stderr
 from rsm_torch.layout import Layout
 
 if TYPE_CHECKING:
+    from rsm_torch.embedders import Embedder
     from rsm_torch.hits import Context
-    from rsm_torch.text.embedders import Embedder
     from rsm_torch.text.items import Item
     from rsm_torch.text.memory import AgentMemory
 
@@ -102,7 +102,7 @@ def _remember(
     """
     from rsm_torch.calibrate import calibrate_tau
     from rsm_torch.cli.embedding import EXAMPLES
-    from rsm_torch.text.embedders import embed
+    from rsm_torch.embedders import embed
     from rsm_torch.text.memory import AgentMemory
     from rsm_torch.text.settings import CALIBRATE_AT
 

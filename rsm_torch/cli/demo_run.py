@@ -19,7 +19,7 @@ from rsm_torch.tokens import TokenCounter, token_counter
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rsm_torch.text.embedders import Embedder
+    from rsm_torch.embedders import Embedder
 
 PER_ROUND = 6
 CALIBRATED_ON = 6  # first chunks of each stream

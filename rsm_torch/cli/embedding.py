@@ -11,7 +11,7 @@ from rsm_torch.cli.errors import CommandError
 from rsm_torch.cli.output import stderr
 
 if TYPE_CHECKING:
-    from rsm_torch.text.embedders import Embedder
+    from rsm_torch.embedders import Embedder
     from rsm_torch.text.items import Item
 
 EXAMPLES = 50
@@ -22,7 +22,7 @@ def open_embedder(spec: str | None) -> Embedder:
     """The embedder named, else the library's default."""
     # Model loading draws its own bar; commands draw theirs, and none in a pipe.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from rsm_torch.text.embedders import default_embedder, load_embedder
+    from rsm_torch.embedders import default_embedder, load_embedder
 
     name = spec or default_embedder()
     stderr().print(f"embedder: {name}", markup=False, soft_wrap=True)
@@ -31,8 +31,8 @@ def open_embedder(spec: str | None) -> Embedder:
 
 def chunks_for(embedder: Embedder, items: list[Item]) -> list[Item]:
     """Items cut to the embedder's window and to 256 tokens."""
+    from rsm_torch.embedders import window
     from rsm_torch.text.chunking import chunk
-    from rsm_torch.text.embedders import window
 
     most = min(window(embedder) or CHUNK_TOKENS - 2, CHUNK_TOKENS)
     return chunk(items, most, tokenizer=tokenizer_of(embedder))

@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rsm_torch.embedders import Embedder
 from rsm_torch.eval.judges.protocol import Judge
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.prompts import prompts_hash
 from rsm_torch.eval.readers.protocol import NoReader, Reader
-from rsm_torch.text.embedders import Embedder
 
 
 def settings(

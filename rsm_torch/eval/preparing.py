@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rsm_torch import embedders
 from rsm_torch.baselines.protocol import Chunk, Query
 from rsm_torch.calibrate import Calibration, calibrate_tau, choose
+from rsm_torch.embedders import Embedder, embed, embed_queries
 from rsm_torch.eval.datasets import DatasetError, Episode, Question
 from rsm_torch.eval.metrics import RANKS, RANKS_OF, carried, target
 from rsm_torch.eval.prepared import Asked, Prepared, Stream
-from rsm_torch.text import embedders
 from rsm_torch.text.chunking import chunk
-from rsm_torch.text.embedders import Embedder, embed, embed_queries
 from rsm_torch.text.items import Item, utc_seconds
 
 CHUNK_TOKENS = 256

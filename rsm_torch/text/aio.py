@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rsm_torch.checks import as_count
-from rsm_torch.text import intake
-from rsm_torch.text.items import Count, StoredItem
+from rsm_torch.text.items import Count, StoredItem, read_flag
 from rsm_torch.text.memory import EMBED_AT_ONCE, MADE, AgentMemory, Context, Hit
 
 THREADS = 4
@@ -104,7 +103,7 @@ class AsyncAgentMemory:
         self.memory = memory
         self._most, self._wait = as_count(most, "most", 1), wait
         self._room, self._timeout = as_count(queue, "queue", 1), timeout
-        self._owns = intake.read_flag(owns, "owns")
+        self._owns = read_flag(owns, "owns")
         self._queue: asyncio.Queue[Request | None] | None = None
         self._gathering: asyncio.Task[None] | None = None
         self._pool: ThreadPoolExecutor | None = None

@@ -20,30 +20,35 @@ from torch import Tensor
 from rsm_torch.calibrate import Calibration
 from rsm_torch.checks import as_count
 from rsm_torch.config import RSMConfig
+from rsm_torch.embedders import Embedder, default_embedder, embed, embed_queries, load_embedder
 from rsm_torch.hits import Context, Hit
 from rsm_torch.layout import Layout, Order
 from rsm_torch.memory import StreamMemory
 from rsm_torch.outputs import AtomScore, ChunkScore
 from rsm_torch.pack import packed
-from rsm_torch.text import intake
-from rsm_torch.text.address import Address, addresses
-from rsm_torch.text.admission import BESIDE, BRIEF, Rule, admission_order
-from rsm_torch.text.around import AROUND
-from rsm_torch.text.embedders import (
-    Embedder,
-    default_embedder,
-    embed,
-    embed_queries,
-    load_embedder,
+from rsm_torch.text import items as intake
+from rsm_torch.text.index import ALL_ATOMS, Read, Readable, candidates, searched
+from rsm_torch.text.items import (
+    Count,
+    Metadata,
+    OnDuplicate,
+    Row,
+    StoredItem,
+    Texts,
+    Time,
+    Times,
 )
-from rsm_torch.text.exchange import read_exchange, write_exchange
-from rsm_torch.text.filters import Filter, read_filter
-from rsm_torch.text.index import ALL_ATOMS, Read
-from rsm_torch.text.intake import Metadata, OnDuplicate, Plan, Row, Texts, Times
-from rsm_torch.text.items import Count, StoredItem, Time, utc_seconds
-from rsm_torch.text.reading import most_items
-from rsm_torch.text.settings import Settings, settle
-from rsm_torch.text.shelf import Readable, candidates, searched
+from rsm_torch.text.ranking import (
+    AROUND,
+    BESIDE,
+    BRIEF,
+    Address,
+    Rule,
+    addresses,
+    admission_order,
+    most_items,
+)
+from rsm_torch.text.settings import Settings, read_exchange, settle, write_exchange
 from rsm_torch.text.store import Content, Found, ItemStore
 from rsm_torch.text.synced import SyncedMemory
 
@@ -323,9 +328,10 @@ class AgentMemory:
                 return {stream: ids[name] for stream, name in names.items()}
 
     @locked
-    def _plans(self, rows: Mapping[str, list[Row]], on_duplicate: str) -> dict[str, Plan]:
+    def _plans(self, rows: Mapping[str, list[Row]], on_duplicate: str) -> dict[str, intake.Plan]:
         return {
-            name: Plan(some, self._held(name, some, on_duplicate)) for name, some in rows.items()
+            name: intake.Plan(some, self._held(name, some, on_duplicate))
+            for name, some in rows.items()
         }
 
     @locked
@@ -427,7 +433,7 @@ class AgentMemory:
         read = Read(top_k, top_atoms, atom_score, chunk_score)
         width = min(Rule(around=around).around, MOST_AROUND)
         flags = intake.read_flag(addressing, "addressing"), intake.read_flag(lexical, "lexical")
-        chosen = read_filter(where, before, after)
+        chosen = intake.read_filter(where, before, after)
         words = self._words(queries, streams)
         while True:
             by, q = self._embed_queries(words)
@@ -538,7 +544,7 @@ class AgentMemory:
         reads = [Read(top_k, ALL_ATOMS, atom_score, chunk_score)]
         if top_atoms is not None:
             reads.insert(0, replace(reads[0], top_atoms=top_atoms))
-        chosen = read_filter(where, before, after)
+        chosen = intake.read_filter(where, before, after)
         words = self._words(queries, streams)
         contexts: list[Context] = []
         while True:
@@ -597,7 +603,7 @@ class AgentMemory:
                 raise TypeError(f"{name}: expected an int, got {value!r}")
             if value < 0:
                 raise ValueError(f"{name}: expected at least 0, got {value}")
-        filtered, (known,) = read_filter(where, before, after), self._read_all([stream])
+        filtered, (known,) = intake.read_filter(where, before, after), self._read_all([stream])
         chosen = [] if known is None else self._store.select(known, filtered)
         chunks = [found.chunk for found in chosen][offset:][:limit]
         items = self._store.by_chunk(chunks)
@@ -630,7 +636,7 @@ class AgentMemory:
         read: Read,
         flags: tuple[bool, bool],
         width: int,
-        chosen: Filter,
+        chosen: intake.Filter,
     ) -> list[list[Hit]] | None:
         """Hits of each query; None: the memory has another embedder now."""
         if by is not self.embedder:
@@ -676,7 +682,7 @@ class AgentMemory:
         addressing: bool,
         lexical: bool,
         rule: Rule,
-        chosen: Filter,
+        chosen: intake.Filter,
     ) -> list[Hit] | None:
         """What a context admits, in order; None: the memory has another embedder now."""
         if by is not self.embedder:
@@ -737,7 +743,7 @@ class AgentMemory:
         if text is not None:
             intake.read_texts(text)
         changed = {} if metadata is None else intake.read_metadata(metadata, "metadata")
-        seconds, expires = utc_seconds(time), intake.read_expiry(ttl, self._clock())
+        seconds, expires = intake.utc_seconds(time), intake.read_expiry(ttl, self._clock())
         self._run(lambda: self._existing(id))  # before anything is embedded
         while True:
             by = self.embedder
@@ -796,7 +802,7 @@ class AgentMemory:
         """
         if stream is None:
             raise ValueError("stream: say which one; to remove all, call it for each of streams()")
-        chosen, (known,) = read_filter(where, before, after), self._read_all([stream])
+        chosen, (known,) = intake.read_filter(where, before, after), self._read_all([stream])
         if known is None:
             return 0
         return self._state.delete({known: self._store.select(known, chosen, expired=True)})
@@ -810,7 +816,7 @@ class AgentMemory:
         Args:
             now: the time to judge by; None: the present.
         """
-        given = utc_seconds(now, "now")
+        given = intake.utc_seconds(now, "now")
         return self._state.delete(self._store.expired(self._clock() if given is None else given))
 
     @locked

@@ -9,15 +9,104 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from rsm_torch.text import snapshot
-from rsm_torch.text.index import Changed, StreamIndex
-from rsm_torch.text.intake import Row
-from rsm_torch.text.items import Count
+from rsm_torch.flat import numbered
+from rsm_torch.io import check
+from rsm_torch.quantise import use
+from rsm_torch.text.database import checksum
+from rsm_torch.text.index import Changed, Shelves, StreamIndex
+from rsm_torch.text.items import Count, Row
 from rsm_torch.text.settings import Settings
-from rsm_torch.text.shelf import Shelves
-from rsm_torch.text.store import Chunks, Content, Found, ItemStore
+from rsm_torch.text.store import Chunks, Content, Found, ItemStore, Snapshot
+
+# -- snapshots -------------------------------------------------------------------------------------
+#
+# A snapshot is of one stream and may only ever be behind it by chunks added since: whatever removes
+# or renames others deletes it, in the same transaction, so that nothing deleted stays in it.
+
+CODEBOOK = 0  # the number of no stream
+LARGEST = 2**29  # bytes; SQLite takes 1e9. A larger stream is rebuilt
+
+Mark = tuple[int, int | None, int]  # a chunk's id, atom and checksum
+
+
+def keep_snapshots(store: ItemStore, index: StreamIndex, streams: Iterable[int]) -> None:
+    """Write snapshots of these streams, in one transaction."""
+    held = [stream for stream in streams if stream in index.rows]
+    if not held:
+        return
+    found = {}
+    for stream, tensors in _tensors_of(index, held).items():
+        marks = store.marks(stream)
+        found[stream] = Snapshot(len(marks), _sum_of(marks), save(tensors))
+    codebook = index.tensors.state.codebook
+    if codebook is not None:
+        found[CODEBOOK] = Snapshot(0, 0, save({"codebook": codebook.cpu()}))
+    with store.transaction():
+        store.put_snapshots({s: one for s, one in found.items() if len(one.body) <= LARGEST})
+
+
+def restore_codebook(store: ItemStore, index: StreamIndex) -> bool:
+    """Take the codebook that was kept, if there is a sound one; whether there was."""
+    snapshot = store.snapshot(CODEBOOK)
+    if snapshot is None or index.tensors.config.storage != "pq":
+        return False
+    try:
+        codebook = load(snapshot.body)["codebook"]
+        if not codebook.isfinite().all():
+            return False
+        use(index.tensors.state, codebook)
+    except (SafetensorError, KeyError, ValueError):
+        return False
+    return True
+
+
+def restore_snapshot(store: ItemStore, index: StreamIndex, stream: int) -> int:
+    """Fill a stream that the index does not have from its snapshot, if that fits what the store
+    holds; the last chunk that the index has then, 0 if none."""
+    snapshot = store.snapshot(stream)
+    tensors = None if snapshot is None else _fitting(snapshot, store.marks(stream), index)
+    if tensors is None or not len(tensors["ids"]):
+        return 0
+    index.load([stream], tensors)
+    return int(tensors["ids"][-1])
+
+
+def _fitting(snapshot: Snapshot, marks: list[Mark], index: StreamIndex) -> dict[str, Tensor] | None:
+    """Its tensors, if they are of the first of these chunks, and in these atoms."""
+    marks = marks[: snapshot.chunks]
+    if len(marks) < snapshot.chunks or _sum_of(marks) != snapshot.rows:
+        return None
+    codebook = index.tensors.state.codebook
+    try:
+        tensors = load(snapshot.body)
+        if codebook is not None:
+            tensors["codebook"] = codebook
+        check("snapshot", tensors, index.tensors.config, 1)
+    except (SafetensorError, KeyError, ValueError):
+        return None
+    names = tensors["atom_labels"][tensors["member_atom"].to(torch.int64)]
+    pairs = list(zip(tensors["ids"].tolist(), names.tolist(), strict=True))
+    return tensors if pairs == [(id, atom) for id, atom, _ in marks] else None
+
+
+def _sum_of(marks: list[Mark]) -> int:
+    return checksum(*(mark[2] for mark in marks))
+
+
+def _tensors_of(index: StreamIndex, streams: list[int]) -> dict[int, dict[str, Tensor]]:
+    """What `StreamMemory.flat` gives of each stream, but for the codebook."""
+    each = {stream: numbered(index.tensors.flat([index.rows[stream]])) for stream in streams}
+    return {
+        stream: {name: t.contiguous() for name, t in flat.items() if name != "codebook"}
+        for stream, flat in each.items()
+    }
+
+
+# -- changes ---------------------------------------------------------------------------------------
 
 FEW = 100  # streams that are counted one by one
 
@@ -62,10 +151,7 @@ class SyncedMemory:
         self._waiting = store.holding()  # streams whose tensors are not loaded
         self.shelves = Shelves(store)
         self._touched: dict[int, None] = {}  # those that are, the last touched at the end
-        if (
-            not snapshot.restore_codebook(store, self.index)
-            and self.settings.config.storage == "pq"
-        ):
+        if not restore_codebook(store, self.index) and self.settings.config.storage == "pq":
             self._bring(self._waiting)  # those there are train one together
 
     def touch(self, streams: Iterable[int] | None = None) -> None:
@@ -84,7 +170,7 @@ class SyncedMemory:
 
     def _bring(self, streams: set[int]) -> None:
         last = {
-            stream: snapshot.restore(self.store, self.index, stream) for stream in sorted(streams)
+            stream: restore_snapshot(self.store, self.index, stream) for stream in sorted(streams)
         }
         tail = {s: some for s, some in self._chunks(last).items() if len(some.ids)}
         changed = self.index.assign(tail)
@@ -105,7 +191,7 @@ class SyncedMemory:
             if stream in self.index.rows:
                 if stream in self._changed and not self.store.reads_only:
                     try:
-                        snapshot.keep(self.store, self.index, [stream])
+                        keep_snapshots(self.store, self.index, [stream])
                     except OSError:
                         return  # no room to keep it: it stays loaded
                     self._changed.discard(stream)
@@ -227,7 +313,7 @@ class SyncedMemory:
         if self.store.reads_only:
             return
         try:
-            snapshot.keep(self.store, self.index, self._changed)
+            keep_snapshots(self.store, self.index, self._changed)
             self._changed = set()
         except OSError:  # no room: one more reason to rewrite
             self.store.rewrite()

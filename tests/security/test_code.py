@@ -33,7 +33,7 @@ MAY_REMOVE = {
     "rsm_torch/files.py",  # what a manifest or a journal of ours names
     "rsm_torch/hidden/models.py",  # the one folder a model is expanded in, under a lock
     "rsm_torch/spill.py",  # what it wrote itself
-    "rsm_torch/text/exchange.py",  # the half of an export
+    "rsm_torch/text/settings.py",  # the half of an export
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from text_support import Hashed, chunks_held, state_of
 
 from rsm_torch.text import AgentMemory, Item
-from rsm_torch.text.wal import FRAME, HEADER, RESERVED, examine
+from rsm_torch.text.claim import FRAME, HEADER, RESERVED, examine
 
 PAGE = 4096
 SIZE = FRAME + PAGE

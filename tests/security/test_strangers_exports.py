@@ -16,7 +16,7 @@ from forked import limited
 from text_support import Hashed
 
 from rsm_torch.text import AgentMemory, Item
-from rsm_torch.text.exchange import sealed
+from rsm_torch.text.settings import sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

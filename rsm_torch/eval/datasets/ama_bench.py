@@ -19,8 +19,8 @@ from typing import Any
 
 from rsm_torch.eval.datasets.episode import DatasetError, Episode, Question
 from rsm_torch.eval.datasets.fields import answer_text, json_lines, optional, parse, required
-from rsm_torch.text.address import addresses
 from rsm_torch.text.items import Item
+from rsm_torch.text.ranking import addresses
 
 NAME = "ama_bench"
 STEP_KEY = "step"

@@ -23,9 +23,8 @@ from typing import Any
 
 from rsm_torch.eval.datasets.episode import DatasetError, Episode
 from rsm_torch.eval.datasets.fields import json_lines, parse, read_json, read_text
-from rsm_torch.text.intake import is_blank
-from rsm_torch.text.items import Item, utc_seconds
-from rsm_torch.text.messages import message_text, storable
+from rsm_torch.text.chunking import message_text, storable
+from rsm_torch.text.items import Item, is_blank, utc_seconds
 from rsm_torch.tokens import well_formed
 
 TURNS, TEXT = "turns", "text"
