@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from rsm_kernels.merge_gate import host, reference
-from rsm_kernels.merge_gate.host import Decided, Segment, Stream
+from rsm_kernels.merge_gate.host import Decided, Members, Products, Rows, Stream
 from rsm_kernels.rule import Rule
 from rsm_torch import basis
 from rsm_torch.flat import provide
@@ -49,74 +49,130 @@ def decide(
     state: State, chunks: Chunks, rule: Rule, backend: str = "host", threads: int = 1
 ) -> list[Decided]:
     """Where each chunk goes: `Decided.atoms` are handles. Changes nothing."""
-    streams, columns = [], []
-    for slot, x in zip(chunks.slots.tolist(), chunks.x, strict=True):
-        stream, handle_of = view(state, slot, x, rule)
-        streams.append(stream)
-        columns.append(handle_of)
-    decided = by_reference(streams, rule) if backend == "reference" else host.decide(
-        streams, rule, threads
-    )  # fmt: skip
-    for slot, one, handle_of in zip(chunks.slots.tolist(), decided, columns, strict=True):
-        of = np.concatenate([handle_of, _new_handles(state, slot, int(one.opened.sum()))])
-        one.atoms, one.touched = of[one.atoms], of[one.touched]
-        order = one.touched.argsort()
-        one.touched, one.added = one.touched[order], one.added[order]
+
+    handles: dict[int, np.ndarray] = {}
+
+    def streams_of(some: np.ndarray) -> list[Stream]:
+        given = [chunks.x[at] for at in some.tolist()]
+        streams, known = views(state, chunks.slots[some], given, rule)
+        handles.update(zip(some.tolist(), known, strict=True))
+        return streams
+
+    lengths, slots = chunks.lengths, chunks.slots
+    if backend == "reference":
+        decided = by_reference(streams_of(np.arange(len(slots))), rule)
+    else:
+        rows = state.n_rows[slots] if rule.members != "none" else np.zeros_like(slots)
+        decided = host.by_pieces(
+            streams_of, lengths, state.n_handles[slots], rows, state.config.dim, rule, threads
+        )
+    for at, (slot, one) in enumerate(zip(slots.tolist(), decided, strict=True)):
+        new = int(np.count_nonzero(one.opened))
+        of = np.concatenate([handles[at], _new_handles(state, slot, new)]) if new else handles[at]
+        one.atoms, touched = of[one.atoms], of[one.touched]
+        order = touched.argsort()
+        one.touched, one.added = touched[order], one.added[order]
     return decided
 
 
-def view(state: State, slot: int, x: np.ndarray, rule: Rule) -> tuple[Stream, np.ndarray]:
-    """What the gate sees of a stream, and the handle of each of its columns [M]: atoms in the
-    order of their names."""
-    _, atoms = state.of(slot)
-    names = state.atoms.name[atoms]
-    handle_of = np.flatnonzero(names >= 0)
-    if (np.diff(names[handle_of]) <= 0).any():
-        handle_of = handle_of[names[handle_of].argsort()]
-    sums = state.sums.columns["sum"].np[state.atoms.sum[atoms][handle_of]]
-    norms = state.atoms.norm[atoms][handle_of]
-    segments: list[Segment] = []
-    if rule.members != "none" and state.n_live[slot]:
-        column_of = np.full(len(names) + 1, -1)  # the last: of rows that are no member
-        column_of[handle_of] = np.arange(len(handle_of))
-        segments = list(segments_of(state, slot, column_of))
-    return Stream(x, sums, norms, segments), handle_of
+def views(
+    state: State, slots: np.ndarray, x: Sequence[np.ndarray], rule: Rule
+) -> tuple[list[Stream], list[np.ndarray]]:
+    """What the gate sees of streams given x [T, D] each, and the handle of each of their columns
+    [M]: atoms in the order of their names."""
+    entry = state.handles(slots)
+    stream = np.repeat(np.arange(len(slots)), state.n_handles[slots])
+    name = state.atoms.name[entry]
+    column = np.flatnonzero(name >= 0)
+    of, known = stream[column], name[column]
+    if ((known[1:] <= known[:-1]) & (of[1:] == of[:-1])).any():
+        column = column[np.lexsort((known, of))]
+    entry = entry[column]
+    edges = of.searchsorted(np.arange(len(slots) + 1))
+    sums, norms = state.atoms.sum[entry], state.atoms.norm[entry]
+    handle = entry - state.atoms.start[slots][of]
+    members: Sequence[Members | None] = [None] * len(slots)
+    if rule.members != "none" and state.config.members != "none":
+        column_of = np.full(len(name) + 1, -1)  # the last: of rows that are no member
+        column_of[column] = np.arange(len(column)) - edges[of]
+        members = members_of(state, slots, column_of)
+    table = state.sums.columns["sum"].np
+    streams, handles = [], []
+    for i, (begin, end) in enumerate(itertools.pairwise(edges.tolist())):
+        rows = Rows(table, sums[begin:end])
+        streams.append(Stream(x[i], rows, norms[begin:end], members[i]))
+        handles.append(handle[begin:end])
+    return streams, handles
 
 
-def segments_of(state: State, slot: int, column_of: np.ndarray) -> Iterator[Segment]:
-    """The members of a stream in stretches; `column_of` [M + 1]: what to call each handle, and -1
-    for rows that are no member."""
-    rows, atoms = state.of(slot)
-    owner, ids = state.rows.owner[rows], state.rows.ids[rows]
-    if state.config.members == "coefficients":
-        here = np.flatnonzero(owner >= 0)
-        bases = state.bases_of(np.arange(atoms.start, atoms.stop))
-        a = state.pages.columns["codes"].np[state.stored(rows.start + here)]
-        yield Segment(partial(_by_bases, bases, a, owner[here]), column_of[owner[here]], ids[here])
-        return
-    plain = state.config.storage == "float32"
-    for here, stored in state.runs(slot):
-        parts = state.parts(stored)
-        scores = (
-            partial(host.products, parts["codes"]) if plain else partial(_decoded, state, parts)
-        )
-        yield Segment(scores, column_of[owner[here]], ids[here])
+def members_of(state: State, slots: np.ndarray, column_of: np.ndarray) -> list[Members]:
+    """The members of streams in the order of their places; `column_of`: what to call each handle of
+    each stream, one after another, and -1 for rows that are no member."""
+    places, n = state.places(slots), state.n_rows[slots]
+    owner, stored = state.rows.owner[places], state.stored(places)
+    first = np.repeat(state.n_handles[slots].cumsum() - state.n_handles[slots], n)
+    at = np.where(owner >= 0, first + owner, -1)
+    edges = np.concatenate([n[:0], [0], n.cumsum()])
+    if (stored < 0).any():  # pages that were freed
+        held = stored >= 0
+        edges = np.concatenate([[0], held.cumsum()])[edges]
+        places, owner, stored, at = places[held], owner[held], stored[held], at[held]
+    column, ids, members = column_of[at], state.rows.ids[places], []
+    for slot, (begin, end) in zip(slots.tolist(), itertools.pairwise(edges.tolist()), strict=True):
+        rows: Products
+        if state.config.members == "coefficients":
+            rows = Approximated(state, slot, stored[begin:end], owner[begin:end])
+        elif state.config.storage == "float32":
+            rows = Rows(state.pages.columns["codes"].np, stored[begin:end])
+        else:
+            rows = Encoded(state, stored[begin:end])
+        members.append(Members(rows, column[begin:end], ids[begin:end]))
+    return members
 
 
-def _decoded(state: State, parts: dict[str, np.ndarray], xt: np.ndarray) -> np.ndarray:
-    n = len(parts["codes"])
-    some = [{k: v[at : at + DECODE] for k, v in parts.items()} for at in range(0, n, DECODE)]
-    return np.concatenate([host.products(state.codec.floats(**part), xt) for part in some])
+@dataclass(frozen=True)
+class Encoded:
+    """Rows of a state at `stored`, decoded some at a time."""
+
+    state: State
+    stored: np.ndarray
+
+    def products(self, x: np.ndarray, first: int, out: np.ndarray) -> None:
+        n = out.shape[1]
+        for at in range(0, n, DECODE):
+            some = self.stored[first + at : first + min(at + DECODE, n)]
+            rows = self.state.codec.floats(**self.state.parts(_near(some)))
+            host.products(rows, x, out[:, at : at + len(some)])
 
 
-def _by_bases(bases: np.ndarray, a: np.ndarray, owner: np.ndarray, xt: np.ndarray) -> np.ndarray:
-    """a·(Ux): the chunks in every basis once, then K numbers a member."""
-    M, K, D = bases.shape
-    own = host.products(np.ascontiguousarray(bases).reshape(M * K, D), xt).reshape(M, K, -1)
-    out = np.zeros((len(owner), xt.shape[1]), np.float32)
-    for k in range(K):
-        out += a[:, k, None] * own[owner, k]
-    return out
+def _near(index: np.ndarray) -> np.ndarray | slice:
+    """The same as a slice if they are neighbours."""
+    if len(index) and (index[1:] - index[:-1] == 1).all():
+        return slice(int(index[0]), int(index[0]) + len(index))
+    return index
+
+
+@dataclass(frozen=True)
+class Approximated:
+    """Rows that are coefficients in the bases of their atoms, by handle (`owner`; -1: none)."""
+
+    state: State
+    slot: int
+    stored: np.ndarray
+    owner: np.ndarray
+
+    def products(self, x: np.ndarray, first: int, out: np.ndarray) -> None:
+        """a·(Ux): the chunks in every basis once, then K numbers a member."""
+        _, atoms = self.state.of(self.slot)
+        bases = np.ascontiguousarray(self.state.bases_of(np.arange(atoms.start, atoms.stop)))
+        M, K, D = bases.shape
+        own = host.products(bases.reshape(M * K, D), x).reshape(len(x), M, K)
+        here = slice(first, first + out.shape[1])
+        a = self.state.pages.columns["codes"].np[self.stored[here]]
+        owner = np.maximum(self.owner[here], 0)
+        out[:] = 0
+        for k in range(K if M else 0):
+            out += a[:, k] * own[:, owner, k]
 
 
 def names(state: State, chunks: Chunks, decided: Sequence[Decided]) -> np.ndarray:
@@ -192,17 +248,17 @@ def by_reference(streams: Sequence[Stream], rule: Rule) -> list[Decided]:
     for s in streams:
         D = s.x.shape[1]
         eye = np.eye(D, dtype=np.float32)
-        rows = [segment.scores(eye) for segment in s.segments]  # a row's products are the row
-        owner = [segment.owner for segment in s.segments]
-        ids = [segment.ids for segment in s.segments]
+        members = s.members or Members(
+            Rows(s.x, np.zeros(0, np.int64)), *[np.zeros(0, np.int64)] * 2
+        )
+        rows = np.empty((D, len(members.owner)), np.float32)
+        members.rows.products(eye, 0, rows)  # a row's products are the row
         atoms, opened = reference.decide(
-            s.x, s.sums, np.concatenate([np.zeros((0, D), np.float32), *rows]),
-            np.concatenate([np.zeros(0, np.int64), *owner]),
-            np.concatenate([np.zeros(0, np.int64), *ids]), rule,
-        )  # fmt: skip
+            s.x, s.sums.table[s.sums.index], rows.T, members.owner, members.ids, rule
+        )
         of = np.array(atoms, np.int64)
         touched = np.unique(of)
-        added = host.products((of == touched[:, None]).astype(np.float32), s.x)
+        added = (of == touched[:, None]).astype(np.float32) @ s.x
         out.append(Decided(of, np.array(opened, bool), touched, added))
     return out
 

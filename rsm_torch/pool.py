@@ -187,6 +187,11 @@ class Pool:
         if capacity > self.capacity:
             self._resize(capacity)
 
+    def populate(self, first: int) -> None:
+        """Have the system give memory to slots from `first` on now, not when they are written to."""
+        for column in self.columns.values():
+            column.np[first * self.per :] = 0
+
     def take(self, n: int) -> np.ndarray:
         """`n` slots [n] int32 of one owner each, in rising order."""
         if n > self.n_free:

@@ -1,27 +1,34 @@
 """Search on a CPU: the best members inside the best atoms of each stream.
 
-One query a stream is what agents ask: there the rows of the chosen atoms are gathered, for several
-streams at a time, and nothing else is read. Many queries of a stream, or all of its atoms, are a
-product with its rows as they lie, which several threads do for several streams. Both in NumPy.
+One query a stream is what agents ask: there the rows of the chosen atoms are looked up for several
+streams at a time, and nothing else is read. Rows of float32 are multiplied where they lie, as the
+entries of a sparse product of the queries with all rows there are; others, and few, are gathered.
+Many queries of a stream, or all of its atoms, are a product with its rows as they lie, which
+several threads do for several streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 
 from rsm_kernels.atom_search import reference
 from rsm_kernels.merge_gate import host
-from rsm_torch import append
+from rsm_torch import append, storage
 from rsm_torch.pool import ranges
 from rsm_torch.state import State
 
 NONE = np.float32(-np.inf)
 TILE = 1 << 19  # numbers gathered at once: 2 MiB, which a core's cache holds
+SPARSE = 1 << 21  # numbers from which rows are multiplied where they lie, on torch's threads
+TINY = np.float32(1e-24)  # a sum that cancelled to nothing has cosine 0 with everything
+PLAIN = storage.codec("float32", 1)
 TOGETHER = 256  # streams whose places are looked up together
 WORTH_THREADS = 1 << 24  # numbers read from which threads pay
 DENSE = 2  # queries of a stream from which its rows are read once for all of them
@@ -120,39 +127,41 @@ def _gather(
     """Fill the rows of `found` with the hits for q [b, D], each of a stream of its own."""
     b = len(q)
     handles = _padded(state.atoms.start[slots], state.n_handles[slots])
-    scores = _atom_scores(state, q, handles, read.atom_score)
+    each, scores = handles >= 0, np.full(handles.shape, NONE)
+    scores[each] = _atom_scores(state, q, handles[each], each.sum(1), read.atom_score)
     chosen = _first_k(scores, read.top_atoms, state.atoms.name[handles])  # columns of `handles`
     entry = np.take_along_axis(handles, chosen, 1)
     alive = np.take_along_axis(scores, chosen, 1) > NONE
     run = np.where(alive, state.atoms.run[entry], 0)
     start = state.rows.start[slots]
     places = ranges((start[:, None] + state.atoms.first[entry]).ravel(), run.ravel())
-    count = run.sum(1)
-    # Rows that came since the stream was tidied, of the chosen atoms; and tombstones are left out.
-    tail = ranges(start + state.n_tidy[slots], state.n_rows[slots] - state.n_tidy[slots])
-    of_tail = np.repeat(np.arange(b), state.n_rows[slots] - state.n_tidy[slots])
-    mark = np.zeros(scores.shape, bool)
-    np.put_along_axis(mark, chosen, alive, 1)
-    owner = state.rows.owner[tail]
-    inside = (owner >= 0) & mark[of_tail, owner]
-    of = np.concatenate([np.repeat(np.arange(b), count), of_tail[inside]])
-    places = np.concatenate([places, tail[inside]])
+    of = np.repeat(np.arange(b), run.sum(1))
+    late = state.n_rows[slots] - state.n_tidy[slots]
+    if late.any():  # rows that came since a stream was tidied, of the chosen atoms
+        tail, of_tail = ranges(start + state.n_tidy[slots], late), np.repeat(np.arange(b), late)
+        mark = np.zeros(scores.shape, bool)
+        np.put_along_axis(mark, chosen, alive, 1)
+        owner = state.rows.owner[tail]
+        inside = (owner >= 0) & mark[of_tail, owner]
+        of = np.concatenate([of, of_tail[inside]])
+        order = of.argsort(kind="stable")
+        of, places = of[order], np.concatenate([places, tail[inside]])[order]
     live = state.rows.owner[places] >= 0
-    of, places = of[live], places[live]
-    order = of.argsort(kind="stable")
-    of, places = of[order], places[order]
+    if not live.all():  # tombstones
+        of, places = of[live], places[live]
     count = np.bincount(of, minlength=b)
-    score = _row_scores(state, q, places, count)
+    parts = {name: column.np for name, column in state.pages.columns.items()}
+    score = _dots(state.codec, parts, state.stored(places), of, q)
     width = int(count.max(initial=0))
     if width == 0:
         return
     table, where = np.full((b, width), NONE), np.zeros((b, width), np.int64)
     column = np.arange(len(of)) - np.repeat(count.cumsum() - count, count)
     table[of, column], where[of, column] = score, places
-    ids = state.rows.ids[where]
-    best = _first_k(table, read.top_k, ids)
-    _put(found, rows, 0, np.take_along_axis(table, best, 1), np.take_along_axis(ids, best, 1),
-         state.rows.owner[np.take_along_axis(where, best, 1)])  # fmt: skip
+    best = _first_k(table, read.top_k, where, state.rows.ids)
+    where = np.take_along_axis(where, best, 1)
+    _put(found, rows, 0, np.take_along_axis(table, best, 1), state.rows.ids[where],
+         state.rows.owner[where])  # fmt: skip
 
 
 def _padded(start: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -161,56 +170,58 @@ def _padded(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.where(here < count[:, None], start[:, None] + here, -1)
 
 
-def _atom_scores(state: State, q: np.ndarray, handles: np.ndarray, kind: str) -> np.ndarray:
-    """Scores of atoms [b, M] for q [b, D]; -inf where there is none."""
-    b, M = handles.shape
-    D = q.shape[1]
-    scores = np.empty((b, M), np.float32)
-    step = max(1, TILE // (D * M * (state.config.rank if kind == "full_basis" else 1)))
-    for at in range(0, b, step):
-        some, ask = handles[at : at + step], q[at : at + step]
-        if kind == "full_basis":
-            u = state.bases_of(some.ravel()).reshape(*some.shape, -1, D)
-            scores[at : at + step] = np.linalg.norm(np.einsum("bmkd,bd->bmk", u, ask), axis=-1)
-            continue
-        u = state.directions(some.ravel()) if kind == "centroid" else _leading(state, some.ravel())
-        scores[at : at + step] = np.matmul(u.reshape(*some.shape, D), ask[:, :, None])[..., 0]
-    scores[(handles < 0) | (state.atoms.name[handles] < 0)] = NONE
+def _atom_scores(
+    state: State, q: np.ndarray, atoms: np.ndarray, count: np.ndarray, kind: str
+) -> np.ndarray:
+    """Scores [n] of these atoms [n], the first count[0] for q[0], …; -inf where there is none."""
+    scores = np.full(len(atoms), NONE)
+    live = np.flatnonzero(state.atoms.name[atoms] >= 0)
+    of, atoms = np.repeat(np.arange(len(q)), count)[live], atoms[live]
+    if kind == "full_basis":
+        step = max(1, TILE // (q.shape[1] * state.config.rank))
+        for at in range(0, len(atoms), step):
+            some = slice(at, at + step)
+            u = state.bases_of(atoms[some])
+            projected = np.einsum("nkd,nd->nk", u, q[of[some]])
+            scores[live[some]] = np.linalg.norm(projected, axis=-1)
+        return scores
+    slot = state.atoms.basis[atoms]
+    alone = slot < 0 if kind == "v1" else np.ones(len(atoms), bool)  # those without a basis
+    mine = atoms[alone]
+    sums = {"codes": state.sums.columns["sum"].np}
+    product = _dots(PLAIN, sums, state.atoms.sum[mine], of[alone], q)
+    scores[live[alone]] = product / np.sqrt(np.maximum(state.atoms.norm[mine], TINY))
+    if not alone.all():
+        rank = state.config.rank
+        held = {k: c.np for k, c in state.bases.columns.items() if k != "singular"}
+        flat = {k: c.reshape(len(c) * rank, *c.shape[2:]) for k, c in held.items()}
+        first = slot[~alone].astype(np.int64) * rank  # u_1
+        scores[live[~alone]] = _dots(state.basis_codec, flat, first, of[~alone], q)
     return scores
 
 
-def _leading(state: State, atoms: np.ndarray) -> np.ndarray:
-    """u_1 [n, D] of these atoms."""
-    slot = state.atoms.basis[atoms]
-    columns = {k: c.np for k, c in state.bases.columns.items() if k != "singular"}
-    alone = slot < 0
-    if alone.all():
-        return state.directions(atoms)
-    rank = state.config.rank
-    flat = {k: c.reshape(len(c) * rank, *c.shape[2:]) for k, c in columns.items()}
-    u = state.basis_codec.floats(
-        **{k: c.take(slot * rank, 0, mode="wrap") for k, c in flat.items()}
-    )
-    if alone.any():
-        u = np.array(u)
-        u[alone] = state.directions(atoms[alone])
-    return u
-
-
-def _row_scores(state: State, q: np.ndarray, places: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Products [n] of the rows at `places` [n], of which the first count[0] are of q[0], ….
-
-    Streams of like many rows are multiplied together, padded to the longest.
-    """
-    D = q.shape[1]
-    stored = state.stored(places)
-    columns = {name: column.np for name, column in state.pages.columns.items()}
-    score = np.empty(len(places), np.float32)
+def _dots(
+    codec: storage.Codec, parts: dict[str, np.ndarray], rows: np.ndarray, of: np.ndarray,
+    q: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Products [n] of `rows` [n] of what `parts` hold, each with q[of[i]]; `of` [n] rises."""
+    n, D = len(rows), q.shape[1]
+    count = np.bincount(of, minlength=len(q))
     first = count.cumsum() - count
+    if codec.name == "float32" and n * D >= SPARSE:
+        _quietly()
+        pattern = torch.sparse_csr_tensor(
+            torch.from_numpy(np.append(first, n)), torch.from_numpy(rows.astype(np.int64)),
+            torch.zeros(n), size=(len(q), len(parts["codes"])), check_invariants=False,
+        )  # fmt: skip
+        table = torch.from_numpy(parts["codes"])
+        found = torch.sparse.sampled_addmm(pattern, torch.from_numpy(q), table.T, beta=0)
+        return found.values().numpy()
+    out = np.empty(n, np.float32)
     order = np.argsort(count, kind="stable")
     order = order[count[order] > 0]
     at = 0
-    while at < len(order):
+    while at < len(order):  # queries of like many rows together, padded to the longest
         step = max(1, TILE // (D * int(count[order[min(at + 15, len(order) - 1)]])))
         some = order[at : at + min(step, 16)]
         at += len(some)
@@ -218,12 +229,18 @@ def _row_scores(state: State, q: np.ndarray, places: np.ndarray, count: np.ndarr
         here = np.arange(width)
         inside = here < count[some, None]
         where = np.where(inside, first[some, None] + here, first[some, None])
-        rows = state.codec.floats(
-            **{k: c.take(stored[where.ravel()], 0) for k, c in columns.items()}
-        )
-        product = np.matmul(rows.reshape(len(some), width, D), q[some, :, None])[..., 0]
-        score[where[inside]] = product[inside]
-    return score
+        decoded = codec.floats(**{k: c.take(rows[where.ravel()], 0) for k, c in parts.items()})
+        product = np.matmul(decoded.reshape(len(some), width, D), q[some, :, None])[..., 0]
+        out[where[inside]] = product[inside]
+    return out
+
+
+@functools.cache
+def _quietly() -> None:
+    """Have torch say once, to nobody, that its sparse tensors are new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.zeros(2, dtype=torch.int64), [], [], size=(1, 1))
 
 
 # -- all rows of one stream --------------------------------------------------------------------------
@@ -237,13 +254,12 @@ def _whole(state: State, q: np.ndarray, slot: int, row: int, read: Read, found: 
     step = max(1, TILE // max(1, int(state.n_rows[slot])))
     for at in range(0, len(q), step):
         ask = q[at : at + step]
-        qt = np.ascontiguousarray(ask.T)
         if state.config.members == "none":  # each atom stands for itself, by its centroid
-            product, owner, ids = host.products(state.directions(handles), qt), handles, names
+            score, ids = host.products(state.directions(handles), ask), names
             owner = np.where(names >= 0, handles - atoms.start, -1)
         else:
-            product, owner, ids = _products(state, slot, qt)
-        score = np.where(owner >= 0, product.T, NONE)  # [Q, N]
+            score, owner, ids = _products(state, slot, ask)
+        np.copyto(score, NONE, where=owner < 0)
         if read.top_atoms < len(handles):
             by_atom = _every_atom(state, ask, handles, score, owner, read.atom_score)
             chosen = _first_k(by_atom, read.top_atoms, np.broadcast_to(names, by_atom.shape))
@@ -252,7 +268,7 @@ def _whole(state: State, q: np.ndarray, slot: int, row: int, read: Read, found: 
             np.put_along_axis(mark, chosen, alive, 1)
             score[~mark[:, owner]] = NONE
         if read.chunk_score == "subspace" and state.config.members != "none":
-            score = np.where(score > NONE, _in_subspace(state, slot, qt).T, NONE)
+            score = np.where(score > NONE, _in_subspace(state, slot, ask), NONE)
         best = _first_k(score, read.top_k, np.broadcast_to(ids, score.shape))
         queries = slice(at, at + len(ask))
         _put(found, row, queries, np.take_along_axis(score, best, 1), ids[best], owner[best])
@@ -260,23 +276,19 @@ def _whole(state: State, q: np.ndarray, slot: int, row: int, read: Read, found: 
 
 def cosines(state: State, q: np.ndarray, slot: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids [n], rising, of a stream's members and their scores [n, Q] for unit queries q [Q, D]."""
-    product, owner, ids = _products(state, slot, np.ascontiguousarray(q.T))
+    score, owner, ids = _products(state, slot, q)
     live = np.flatnonzero(owner >= 0)
     order = live[ids[live].argsort(kind="stable")]
-    return ids[order], np.minimum(product[order], 1)
+    return ids[order], np.minimum(score[:, order].T, 1)
 
 
-def _products(state: State, slot: int, qt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Products [N, Q] of a stream's rows, their owners and ids [N]; what is dead has owner -1."""
+def _products(state: State, slot: int, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Products [Q, N] of a stream's rows, their owners and ids [N]; what is dead has owner -1."""
     same = np.append(np.arange(int(state.n_handles[slot])), -1)
-    segments = list(append.segments_of(state, slot, same))
-    if not segments:
-        return np.zeros((0, qt.shape[1]), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    return (
-        np.concatenate([segment.scores(qt) for segment in segments]),
-        np.concatenate([segment.owner for segment in segments]),
-        np.concatenate([segment.ids for segment in segments]),
-    )
+    (held,) = append.members_of(state, np.array([slot]), same)
+    out = np.empty((len(q), len(held.owner)), np.float32)
+    held.rows.products(q, 0, out)
+    return out, held.owner, held.ids
 
 
 def _every_atom(
@@ -288,53 +300,51 @@ def _every_atom(
         best = np.full((len(handles), len(q)), NONE)
         np.maximum.at(best, owner[owner >= 0], score.T[owner >= 0])
         return np.ascontiguousarray(best.T)
-    each = np.broadcast_to(handles, (1, len(handles)))
-    return np.concatenate([_atom_scores(state, one[None], each, kind) for one in q])
+    count = np.full(len(q), len(handles))
+    return _atom_scores(state, q, np.tile(handles, len(q)), count, kind).reshape(len(q), -1)
 
 
-def _in_subspace(state: State, slot: int, qt: np.ndarray) -> np.ndarray:
-    """Σ_j (u_j·q)(u_j·x) with u the basis of x's atom, [N, Q] in the order of `_products`:
+def _in_subspace(state: State, slot: int, q: np.ndarray) -> np.ndarray:
+    """Σ_j (u_j·q)(u_j·x) with u the basis of x's atom, [Q, N] in the order of `_products`:
     Algorithm E of the paper."""
     rows, atoms = state.of(slot)
     bases = np.ascontiguousarray(state.bases_of(np.arange(atoms.start, atoms.stop)))
     M, K, D = bases.shape
-    of_query = host.products(bases.reshape(M * K, D), qt).reshape(M, K, -1)
-    out = []
-    for segment, here in _with_places(state, slot):
-        owner = np.maximum(segment, 0)
-        for at in range(0, len(here), append.DECODE // K):
-            some, mine = here[at : at + append.DECODE // K], owner[at : at + append.DECODE // K]
-            x = state.floats(rows.start + some, atoms.start)
-            of_rows = np.einsum("nd,nkd->nk", x, bases[mine])
-            out.append(np.einsum("nk,nkq->nq", of_rows, of_query[mine]))
-    return np.concatenate(out) if out else np.zeros((0, qt.shape[1]), np.float32)
+    of_query = host.products(bases.reshape(M * K, D), q).reshape(len(q), M, K)
+    here = np.arange(rows.start, rows.stop)
+    here = here[state.stored(here) >= 0]
+    owner = state.rows.owner[here]
+    live, step = np.flatnonzero(owner >= 0), max(1, append.DECODE // K)
+    out = np.zeros((len(q), len(here)), np.float32)
+    for at in range(0, len(live), step):
+        some = live[at : at + step]
+        of = owner[some]
+        of_rows = np.einsum("nd,nkd->nk", state.floats(here[some], atoms.start), bases[of])
+        out[:, some] = np.einsum("nk,qnk->qn", of_rows, of_query[:, of])
+    return out
 
 
-def _with_places(state: State, slot: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(owners, places from 0) of the segments of `_products`."""
-    rows, _ = state.of(slot)
-    owner = state.rows.owner[rows]
-    if state.config.members == "coefficients":
-        here = np.flatnonzero(owner >= 0)
-        yield owner[here], here
-        return
-    for here, _ in state.runs(slot):
-        yield owner[here], here
-
-
-def _first_k(score: np.ndarray, k: int, ids: np.ndarray) -> np.ndarray:
-    """Columns [b, min(k, n)] of the k largest of score [b, n], best first; of equals the lower id."""
+def _first_k(
+    score: np.ndarray, k: int, ids: np.ndarray, of: np.ndarray | None = None
+) -> np.ndarray:
+    """Columns [b, min(k, n)] of the k largest of score [b, n], best first; of equals the lower of
+    ids [b, n], or of the entries of `of` that `ids` name."""
     b, n = score.shape
+
+    def known(at: np.ndarray) -> np.ndarray:
+        return at if of is None else of[at]
+
     if k < n:
         part = np.argpartition(-score, k, axis=1)[:, : k + 1]
     else:
         part = np.broadcast_to(np.arange(n), (b, n))
-    value = np.take_along_axis(score, part, 1)
-    order = np.lexsort((np.take_along_axis(ids, part, 1), -value))
-    part, value = np.take_along_axis(part, order, 1), np.take_along_axis(value, order, 1)
+    row = np.arange(b)[:, None]
+    value = score[row, part]
+    order = np.lexsort((known(ids[row, part]), -value))
+    part, value = part[row, order], value[row, order]
     if k < n:  # of those equal to the last, argpartition took any
         for i in np.flatnonzero((value[:, k] == value[:, k - 1]) & (value[:, k] > NONE)).tolist():
-            part[i] = np.lexsort((ids[i], -score[i]))[: k + 1]
+            part[i] = np.lexsort((known(ids[i]), -score[i]))[: k + 1]
     return part[:, :k]
 
 

@@ -16,9 +16,6 @@ Ids rise along a stream, so that the order of ids is the order of arrival.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 
@@ -26,9 +23,8 @@ from rsm_torch import storage
 from rsm_torch.config import RSMConfig
 from rsm_torch.pool import Extents, Pool, ranges
 
-PAGE = 4  # rows of a page
-GATHER = 512  # scattered rows are brought together by so many
-RUN = 256  # rows from which neighbours are read where they are
+PAGE = 4  # rows of a page, a power of two
+GROWN = 256  # rows by which a stream has grown at least before it is tidied
 EVENTS = ("merged", "dropped", "expired")
 
 ROW_FACTS = {"owner": (torch.int32, -1), "ids": (torch.int64, -1), "page": (torch.int32, -1)}
@@ -251,7 +247,7 @@ class State(Slots):
 
     def stored(self, places: np.ndarray) -> np.ndarray:
         """Rows of the page pool that hold these entries of `rows`; below 0 where freed."""
-        return self.rows.page[places // PAGE].astype(np.int64) * PAGE + places % PAGE
+        return self.rows.page[places // PAGE].astype(np.int64) * PAGE + (places & (PAGE - 1))
 
     def of(self, slot: int) -> tuple[slice, slice]:
         """Entries of one stream in `rows` and in `atoms`."""
@@ -271,36 +267,6 @@ class State(Slots):
             rows = self.pages.columns["codes"].np[stored]
             return np.einsum("nk,nkd->nd", rows, self.bases_of(each)[index])
         return self.codec.floats(**self.parts(stored))
-
-    def runs(self, slot: int) -> Iterator[tuple[np.ndarray, slice | np.ndarray]]:
-        """The rows of a stream in stretches: (places from 0, rows of the page pool), those of
-        neighbouring pages as a slice, scattered ones together."""
-        n, start = int(self.n_rows[slot]), int(self.rows.start[slot])
-        page = self.rows.page[start // PAGE : start // PAGE + -(-n // PAGE)].astype(np.int64)
-        cut = np.flatnonzero((np.diff(page) != 1) | (page[:-1] < 0)) + 1
-        edges = [0, *cut.tolist(), len(page)]
-        here = np.arange(n)
-        scattered: list[np.ndarray] = []
-        waiting = 0
-        for begin, end in itertools.pairwise(edges):
-            first, last = begin * PAGE, min(end * PAGE, n)
-            if page[begin] < 0:
-                continue
-            if last - first >= RUN or len(edges) == 2:
-                at = int(page[begin]) * PAGE
-                yield here[first:last], slice(at, at + last - first)
-            else:
-                scattered.append(here[first:last])
-                waiting += last - first
-            if waiting >= GATHER:
-                yield self._gathered(start, scattered)
-                scattered, waiting = [], 0
-        if scattered:
-            yield self._gathered(start, scattered)
-
-    def _gathered(self, start: int, parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        here = np.concatenate(parts)
-        return here, self.stored(start + here)
 
     # -- bases --------------------------------------------------------------------------------
 
@@ -355,9 +321,11 @@ class State(Slots):
         MemoryError: nothing changed but room."""
         pages = streams * (-(-chunks // PAGE)) if self.config.members != "none" else 0
         bases = 0 if self.config.members == "full" else streams * atoms
+        before = [pool.capacity for pool in (self.pages, self.sums, self.bases)]
         self.make_room(pages, streams * atoms, bases)
-        for pool in (self.pages, self.sums, self.bases):
+        for pool, had in zip((self.pages, self.sums, self.bases), before, strict=True):
             pool.floor = max(pool.floor, pool.capacity)
+            pool.populate(had)
 
     # -- what leaves ---------------------------------------------------------------------------------
 
@@ -402,7 +370,7 @@ class State(Slots):
     def untidy(self, slot: int, more: int = 0) -> bool:
         """Whether enough has changed since a stream was last tidied, with so many rows more."""
         n, live, tidy = int(self.n_rows[slot]), int(self.n_live[slot]), int(self.last_tidy[slot])
-        return n - live > max(8, live // 4) or n + more - tidy > max(RUN, tidy // 4)
+        return n - live > max(8, live // 4) or n + more - tidy > max(GROWN, tidy)
 
     def shared_if_untidy(self, slot: int, more: int) -> int:
         """Pages that tidying a stream after so many further rows has to copy."""

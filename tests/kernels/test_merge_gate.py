@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pytest
 
 from rsm_kernels.merge_gate import host, reference
-from rsm_kernels.merge_gate.host import Segment, Stream
+from rsm_kernels.merge_gate.host import Members, Rows, Stream
 from rsm_kernels.rule import Rule
 
 MODES = list(itertools.product(("max", "centroid_first"), ("all", "nearest"), ("max_member", "centroid")))  # fmt: skip
@@ -34,6 +33,18 @@ def drawn(r: np.random.Generator, kind: str, n: int, D: int) -> np.ndarray:
     centres = np.random.default_rng(D).standard_normal((4, D))
     x = unit(centres[r.integers(4, size=n)] + r.uniform(0.1, 0.9) * r.standard_normal((n, D)))
     return x[r.integers(max(1, n // 3), size=n)] if kind == "repeats" else x
+
+
+def scattered(rows: np.ndarray, cut: list[int]) -> Rows:
+    """The same in a larger table, stretches between `cut` in turned order and apart."""
+    edges = [0, *cut, len(rows)]
+    table = np.full((len(rows) + 2 * len(edges), rows.shape[1]), 7, np.float32)
+    index, at = np.zeros(len(rows), np.int64), 1
+    for a, b in reversed(list(itertools.pairwise(edges))):
+        index[a:b] = np.arange(at, at + b - a)
+        at += b - a + 1
+    table[index] = rows
+    return Rows(table, index)
 
 
 @dataclass
@@ -66,15 +77,12 @@ class Case:
         return cls(drawn(r, kind, T, D), sums, members, owner, ids, sorted(r.integers(0, N + 1, 3)))
 
     def stream(self) -> Stream:
-        edges = [0, *self.cut, len(self.ids)]
-        segments = [
-            Segment(partial(host.products, self.members[a:b]), self.owner[a:b], self.ids[a:b])
-            for a, b in itertools.pairwise(edges)
-            if b > a
-        ]
         dead = np.isnan(self.sums).any(1)
         sums = np.where(dead[:, None], 0, self.sums)
-        return Stream(self.x, sums, np.where(dead, -1, host.squared_norms(sums)), segments)
+        norms = np.where(dead, -1, host.squared_norms(sums))
+        rows = scattered(self.members, self.cut)
+        members = Members(rows, self.owner, self.ids)
+        return Stream(self.x, scattered(sums, [len(sums) // 2]), norms, members)
 
     def reference(self, rule: Rule) -> tuple[list[int], list[bool]]:
         sums = self.sums.astype(np.float64)
@@ -131,7 +139,9 @@ def test_equals_the_reference(mode, kind, monkeypatch):
         r = np.random.default_rng(seed)
         # All in one block, or in many; streams apart, or many in a piece.
         monkeypatch.setattr(host, "BLOCK", (64, 7, 1)[seed % 3])
-        monkeypatch.setattr(host, "PIECE", (1 << 20, 1)[seed % 2])
+        monkeypatch.setattr(host, "PIECE", (1 << 18, 1)[seed % 2])
+        monkeypatch.setattr(host, "GATHER", (256, 3)[seed % 2])  # members in one strip, or many
+        monkeypatch.setattr(host, "RUN", (16, 1, 4)[seed % 3])
         D = (2, 3, 5, 8, 33)[seed % 5]
         tau = r.uniform(0.2, 0.97) if kind != "ties" else r.choice([1.0, 0.5, 0.25, 0.0, -1.0])
         rule = Rule(float(tau) - (kind == "ties") * 2e-6, *mode)
@@ -218,7 +228,7 @@ def test_neither_blocks_nor_threads_nor_company_matter(monkeypatch):
     want = host.decide(streams, Rule(0.7))
     assert max(one.atoms.max() for one in want) > 6
     monkeypatch.setattr(host, "WORTH_THREADS", 0)
-    for block, piece, most in ((64, 1, 32), (7, 1 << 20, 2), (1, 1 << 20, 32), (128, 1000, 1)):
+    for block, piece, most in ((64, 1, 32), (7, 1 << 18, 2), (1, 1 << 18, 32), (128, 1000, 1)):
         monkeypatch.setattr(host, "BLOCK", block)
         monkeypatch.setattr(host, "PIECE", piece)
         monkeypatch.setattr(host, "STREAMS", most)
@@ -231,5 +241,5 @@ def test_neither_blocks_nor_threads_nor_company_matter(monkeypatch):
 def test_products_of_any_shape(n, D, T):
     r = np.random.default_rng(n)
     rows, x = r.standard_normal((n, D)).astype(np.float32), r.standard_normal((T, D))
-    got = host.products(rows, np.ascontiguousarray(x.T.astype(np.float32)))
-    np.testing.assert_allclose(got, rows.astype(np.float64) @ x.T, atol=1e-3)
+    got = host.products(rows, x.astype(np.float32))
+    np.testing.assert_allclose(got, x @ rows.T.astype(np.float64), atol=1e-3)
