@@ -644,7 +644,7 @@ class StreamMemory(nn.Module):
         until one of them changes.
 
         Returns:
-            The ids copied and the ids of the copies. Atoms keep their names.
+            The ids copied, the ids of the copies, and their slot. Atoms keep their names.
 
         Raises:
             ValueError: `dst` holds something, or is `src`.
@@ -659,7 +659,7 @@ class StreamMemory(nn.Module):
         self._check_empty(np.array([other]))
         self._use(np.array([one]))
         with self._changing("fork"):
-            copies = Copies.of(*self._engine.fork(one, other))
+            copies = Copies.of(*self._engine.fork(one, other), np.array([other]))
             self.state.open[other] = True
         return copies
 
@@ -680,10 +680,11 @@ class StreamMemory(nn.Module):
         """Take in all open streams of another memory, or of a directory that `save_pretrained` wrote.
 
         Args:
-            into: an empty slot for each of its streams; None: new slots behind those there are.
+            into: an empty slot for each of its streams; None: closed ones, then further ones, as
+                `open` gives them.
 
         Returns:
-            The ids taken in and what they are here. Atoms keep their names.
+            The ids taken in, what they are here, and the slots. Atoms keep their names.
 
         Raises:
             ValueError: slots that hold something, or a memory of another width, rank, storage,
@@ -706,9 +707,8 @@ class StreamMemory(nn.Module):
             self._check_empty(slots)
         tensors = other.flat(theirs)
         if into is None:
-            slots = np.arange(self.streams, self.streams + len(theirs))
             with self._changing("absorb"):
-                self.state.add_streams(len(theirs))
+                slots = self.state.spare_streams(len(theirs))
         return self._take_in(tensors, slots)
 
     def _take_in(self, tensors: dict[str, Tensor], slots: np.ndarray) -> Copies:
@@ -716,7 +716,7 @@ class StreamMemory(nn.Module):
         old = tensors["ids"]
         new = self.state.next_id + torch.arange(len(old))
         self._fill(slots, flat.with_ids(tensors, new))
-        return Copies(old, new)
+        return Copies(old, new, torch.from_numpy(slots))
 
     def _check_empty(self, slots: np.ndarray) -> None:
         taken = [s for s in slots.tolist() if self.state.n_atoms[s] or s in self._spilled]

@@ -91,10 +91,12 @@ class Atoms:
 
 @dataclass(frozen=True)
 class Copies:
-    """Members that were copied: the id of each [N], and that of its copy [N]; int64, on the CPU."""
+    """Members that were copied: the id of each [N], that of its copy [N], and the slots [S] that the
+    copies are in; int64, on the CPU."""
 
     old: Tensor
     new: Tensor
+    slots: Tensor
 
     def __len__(self) -> int:
         return len(self.old)
@@ -104,5 +106,5 @@ class Copies:
         return dict(zip(self.old.tolist(), self.new.tolist(), strict=True))
 
     @classmethod
-    def of(cls, old: Any, new: Any) -> Copies:
-        return cls(torch.from_numpy(old), torch.from_numpy(new))
+    def of(cls, old: Any, new: Any, slots: Any) -> Copies:
+        return cls(*map(torch.from_numpy, (old, new, slots)))

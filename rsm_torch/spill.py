@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import weakref
@@ -57,21 +58,23 @@ class HostSpill:
 class FolderSpill:
     """Evicted streams as files in a new folder under `path`, which goes when the memory does.
 
-    Of the process that made it alone: in one forked from it every call raises RuntimeError.
+    Of the process that made it alone: in one forked from it nothing can be put or got (RuntimeError).
+    A file that something else changed is not taken for the stream.
     """
 
     def __init__(self, path: Path) -> None:
         self.folder = path / f"rsm-spill-{secrets.token_hex(8)}"
         self._process = os.getpid()
-        self._written: set[Path] = set()
+        self._written: dict[Path, bytes] = {}  # the digest of each file
         self.folder.mkdir(mode=0o700)
         self._clean = weakref.finalize(self, _remove, self.folder, self._written, self._process)
 
     def put(self, slot: int, stream: Flat) -> None:
         file = self._file(slot)
-        self._written.add(file)
+        content = save(stream)
+        self._written[file] = _digest(content)
         try:
-            file.write_bytes(save(stream))
+            file.write_bytes(content)
         except BaseException as error:
             file.unlink(missing_ok=True)
             if isinstance(error, OSError):
@@ -85,7 +88,10 @@ class FolderSpill:
     def get(self, slot: int) -> Flat:
         file = self._file(slot)
         try:
-            return load(read_file(file, None))
+            content = read_file(file, None)
+            if _digest(content) != self._written[file]:
+                raise ValueError("its file is not the one written")
+            return load(content)
         except (OSError, ValueError, SafetensorError) as error:
             raise OSError(
                 f"spill: stream {slot} cannot be brought back ({error}); something else changed "
@@ -93,9 +99,10 @@ class FolderSpill:
             ) from error
 
     def drop(self, slot: int) -> None:
-        file = self._file(slot)
-        file.unlink(missing_ok=True)
-        self._written.discard(file)
+        if self._process == os.getpid():  # to a fork the stream is gone, its file is not
+            file = self._file(slot)
+            file.unlink(missing_ok=True)
+            self._written.pop(file, None)
 
     def _file(self, slot: int) -> Path:
         if self._process != os.getpid():
@@ -107,7 +114,11 @@ class FolderSpill:
         return self.folder / f"{slot}.safetensors"
 
 
-def _remove(folder: Path, written: set[Path], owner: int) -> None:
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _remove(folder: Path, written: dict[Path, bytes], owner: int) -> None:
     if os.getpid() == owner:
         for file in written:
             file.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -235,6 +236,18 @@ def test_neither_blocks_nor_threads_nor_company_matter(monkeypatch):
         for a, b in zip(want, host.decide(streams, Rule(0.7), threads=3), strict=True):
             assert a.atoms.tolist() == b.atoms.tolist()
             assert a.opened.tolist() == b.opened.tolist()
+
+
+def test_a_fork_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(host, "WORTH_THREADS", 0)
+    r = np.random.default_rng(1)
+    streams = [Case.draw(r, "clustered", 9, 50, 16).stream() for _ in range(6)]
+    want = [one.atoms.tolist() for one in host.decide(streams, Rule(0.7), threads=3)]
+    child = os.fork()
+    if child == 0:
+        got = [one.atoms.tolist() for one in host.decide(streams, Rule(0.7), threads=3)]
+        os._exit(got != want)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize(("n", "D", "T"), [(0, 3, 2), (1, 1, 1), (513, 384, 64), (300, 4096, 100)])
