@@ -21,7 +21,7 @@ def test_a_file_exchanged_by_another_is_refused(tmp_path):
     memory = spilled(tmp_path)
     (folder,) = tmp_path.iterdir()
     (folder / "0.safetensors").write_bytes((folder / "1.safetensors").read_bytes())
-    with pytest.raises(OSError, match="stream 0 cannot be brought back.*not the one written"):
+    with pytest.raises(OSError, match=r"stream 0 cannot be brought back.*not the one written"):
         memory.search(torch.randn(1, 8), streams=[0])
     assert memory.counts().members.tolist() == [20, 20, 20]
     memory.search(torch.randn(1, 8), streams=[1])
@@ -52,7 +52,8 @@ def test_copies_say_where_they_are():
     other.write(torch.randn(2, 5, 8))
     memory.close([1])
     copies = memory.absorb(other)
-    assert copies.slots.tolist()[0] == 1 and len(set(copies.slots.tolist())) == 2
+    assert copies.slots.tolist()[0] == 1
+    assert len(set(copies.slots.tolist())) == 2
     assert np.array_equal(memory.members(1).ids, copies.new[:5])
 
 
@@ -64,4 +65,5 @@ def test_an_absorb_that_finds_no_room_leaves_slots_to_the_next():
         with pytest.raises(MemoryError):
             one.absorb(large)
     before = one.streams
-    assert one.open(4).tolist() == [1, 2, 3, 4] and one.streams == before
+    assert one.open(4).tolist() == [1, 2, 3, 4]
+    assert one.streams == before
