@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ class Chunks:
     ids: np.ndarray
     facts: dict[str, np.ndarray]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
+        """T [b]."""
         return np.array([len(rows) for rows in self.x], np.int64)
 
 

@@ -202,6 +202,8 @@ os.register_at_fork(after_in_child=_helpers.cache_clear)  # a fork has no thread
 
 def pieces(T: np.ndarray, M: np.ndarray, N: np.ndarray) -> list[np.ndarray]:
     """Streams of like size together, by number, so that tables of a piece have little padding."""
+    if len(T) == 1:
+        return [np.zeros(1, np.int64)]
     block = np.minimum(T, BLOCK)
     order = np.lexsort((M, N, T))
     widths = np.stack([block, M, np.minimum(N, PIECE // np.maximum(block, 1))])[:, order].T
@@ -277,10 +279,10 @@ def _block(going: list[_Going], t0: int, rule: Rule, each: Each) -> None:
         if by_atom is not None:
             by_atom[i, :, : columns[i]] = _best_by_atom(one, x[i], t0, columns[i])
 
-    best, column = np.full((b, T), NONE), np.zeros((b, T), np.int64)
     if rule.members == "all":
         best, column = _best_member(going, x, t0, each, with_chunks_and_sums)
     else:
+        best, column = np.full((b, T), NONE), np.zeros((b, T), np.int64)
         each(with_chunks_and_sums, b)
     live = norm >= 0
     norm[~live] = 0
@@ -309,7 +311,7 @@ def _join(
     chunk = np.arange(T)
     opened = found == M + chunk
     number = columns[:, None] + opened.cumsum(1) - 1
-    fresh = np.take_along_axis(number, np.maximum(found - M, 0), 1)
+    fresh = number[np.arange(b)[:, None], np.maximum(found - M, 0)]
     atoms = np.where(found >= M, fresh, found)
     same = found[:, :, None] == found[:, None, :]
     leads = (same.argmax(2) == chunk) & (found >= 0)  # the first chunk of each atom
@@ -355,7 +357,7 @@ def _best_member(
     """Best score of each chunk over all members, [b, T], and the column of that member's atom; of
     equal scores that of the lowest id. Does `also` what else there is to do for each stream."""
     b, T, _D = x.shape
-    best = np.full((b, T), NONE), np.zeros((b, T), np.int64), np.full((b, T), LATER)
+    best: Best | None = None
     held = [one.stream.members for one in going]
     many = [0 if members is None else len(members.owner) for members in held]
     strip = max(GATHER, PIECE // (b * T))
@@ -388,31 +390,32 @@ def _best_member(
         each(with_earlier, b)
         owner = np.stack([np.concatenate(one.atoms) for one in going])
         best = _better(best, score, owner, np.broadcast_to(np.arange(LATER - t0, LATER), (b, t0)))
-    return best[:2]
+    return best[:2] if best else (np.full((b, T), NONE), np.zeros((b, T), np.int64))
 
 
 Best = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _better(best: Best, score: np.ndarray, owner: np.ndarray, ids: np.ndarray) -> Best:
-    """The best scores so far [b, T], with column and id, or those of score [b, T, n], whose members
-    have `owner` and `ids` [b, n]."""
+def _better(best: Best | None, score: np.ndarray, owner: np.ndarray, ids: np.ndarray) -> Best:
+    """The best scores so far [b, T], if there are any, with column and id, or those of score [b, T, n],
+    whose members have `owner` and `ids` [b, n]."""
     dead = owner < 0
     if dead.any():
         np.copyto(score, NONE, where=dead[:, None])
-    at = score.argmax(2)
-    top = np.take_along_axis(score, at[..., None], 2)
-    equal = score == top
+    at, stream = score.argmax(2), np.arange(len(score))[:, None]
+    top = score[stream, np.arange(score.shape[1]), at]
+    equal = score == top[..., None]
     if np.count_nonzero(equal) > at.size:
-        i, t = np.nonzero((np.count_nonzero(equal, axis=2) > 1) & (top[..., 0] > NONE))
+        i, t = np.nonzero((np.count_nonzero(equal, axis=2) > 1) & (top > NONE))
         at[i, t] = np.where(equal[i, t], ids[i], LATER).argmin(1)
-    top = top[..., 0]
+    mine = ids[stream, at]
+    if best is None:
+        return top, owner[stream, at], mine
     value, column, lowest = best
-    mine = np.take_along_axis(ids, at, 1)
     better = (top > value) | ((top == value) & (mine < lowest) & (top > NONE))
     return (
         np.where(better, top, value),
-        np.where(better, np.take_along_axis(owner, at, 1), column),
+        np.where(better, owner[stream, at], column),
         np.where(better, mine, lowest),
     )
 
