@@ -531,15 +531,17 @@ class Life(RuleBasedStateMachine):
         if into >= self.memory.streams:
             if self.memory.streams >= MOST:
                 return
-            slots, into = None, self.memory.streams
+            closed = [s for s in range(self.memory.streams) if s not in self.open]
+            slots, into = None, (closed or [self.memory.streams])[0]
         else:
             slots = [into]
             if self.model[into].members:
                 self.refuse(ValueError, "not empty", lambda: self.memory.absorb(part, slots))
                 return
         new = self.or_no_room(lambda: self.memory.absorb(part, slots))
+        self.model += [Stream() for _ in range(self.memory.streams - len(self.model))]
         if new is not None:
-            self.model += [Stream() for _ in range(self.memory.streams - len(self.model))]
+            assert new.slots.tolist() == [into]
             self.copied(src, into, new.to_dict())
             self.model[into].events = self.model[src].events.copy()
             self.done(into)
