@@ -1,6 +1,7 @@
 # make demo   set up and run the main job on the packaged offline embedder
 # make test   set up and run every check and test
 # make gpu    check and time every kernel on this machine's GPU
+# make docs   the pages of docs/ and the reference of the API as a site, in build/site
 # make lint   style and types alone
 # make clean  remove what these made
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test gpu lint clean setup
+.PHONY: demo test gpu docs lint clean setup
 setup: $(STAMP)
 
 # Installed again only when what is asked for changed.
@@ -30,6 +31,10 @@ lint: $(STAMP)
 # Two workers with one thread each: the suite is many small jobs.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Broken links are errors.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py
