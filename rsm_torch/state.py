@@ -326,6 +326,10 @@ class State(Slots):
         for pool, had in zip((self.pages, self.sums, self.bases), before, strict=True):
             pool.floor = max(pool.floor, pool.capacity)
             pool.populate(had)
+        slots = np.flatnonzero(self.open)
+        if pages:
+            self.rows.reserve(slots, self.n_rows[slots], self.n_rows[slots] + chunks)
+        self.atoms.reserve(slots, self.n_handles[slots], self.n_handles[slots] + atoms)
 
     # -- what leaves ---------------------------------------------------------------------------------
 
