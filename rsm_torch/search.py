@@ -208,8 +208,7 @@ def _dots(
     n, D = len(rows), q.shape[1]
     count = np.bincount(of, minlength=len(q))
     first = count.cumsum() - count
-    if codec.name == "float32" and n * D >= SPARSE:
-        _quietly()
+    if codec.name == "float32" and n * D >= SPARSE and _sparse_here():
         pattern = torch.sparse_csr_tensor(
             torch.from_numpy(np.append(first, n)), torch.from_numpy(rows.astype(np.int64)),
             torch.zeros(n), size=(len(q), len(parts["codes"])), check_invariants=False,
@@ -236,11 +235,17 @@ def _dots(
 
 
 @functools.cache
-def _quietly() -> None:
-    """Have torch say once, to nobody, that its sparse tensors are new."""
+def _sparse_here() -> bool:
+    """Whether this build of torch has the sparse product; has it say once, to nobody, that it is new."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.sparse_csr_tensor(torch.zeros(2, dtype=torch.int64), [], [], size=(1, 1))
+        one = torch.ones(1, 1)
+        at = torch.tensor([0, 1]), torch.tensor([0])
+        try:
+            torch.sparse.sampled_addmm(torch.sparse_csr_tensor(*at, one[0], (1, 1)), one, one)
+        except RuntimeError:
+            return False
+    return True
 
 
 # -- all rows of one stream --------------------------------------------------------------------------

@@ -94,6 +94,7 @@ def test_equals_the_reference(kind, atom, chunk, monkeypatch):
     ):
         monkeypatch.setattr(search, "TILE", (1 << 19, 100)[seed % 2])  # all at once, or in pieces
         monkeypatch.setattr(search, "TOGETHER", (64, 2)[seed % 2])
+        monkeypatch.setattr(search, "SPARSE", (1 << 21, 0, 0)[seed % 3])  # gathered, or in place
         monkeypatch.setattr(search, "WORTH_THREADS", (1 << 24, 0)[seed % 2])
         q = torch.nn.functional.normalize(chunks(9, Q, seed=seed, spread=1.5), dim=-1)
         how = {"top_atoms": top_atoms, "top_k": top_k, "atom_score": atom, "chunk_score": chunk}
@@ -111,8 +112,10 @@ def test_the_reference_of_a_memory_is_the_same(atom, chunk):
 
 
 @every_score
+@pytest.mark.parametrize("sparse", [0, 1 << 21])
 @pytest.mark.parametrize("Q", [1, 2])
-def test_equal_members_come_by_id_and_equal_atoms_by_name(Q, atom, chunk):
+def test_equal_members_come_by_id_and_equal_atoms_by_name(Q, sparse, atom, chunk, monkeypatch):
+    monkeypatch.setattr(search, "SPARSE", sparse)
     # 40 atoms of the same seven rows: every one of them is as near.
     rows = torch.eye(D)[[0, 0, 0, 0, 0, 0, 0]].repeat(40, 1)
     memory = StreamMemory(RSMConfig(D, rank=1))

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from state_support import check_bases, check_books, check_stream, raw, unchanged
 from torch.nn.functional import normalize
 
+from rsm_torch import search
 from rsm_torch.config import DROPPING, Policy, RSMConfig
 from rsm_torch.eviction import priority
 from rsm_torch.flat import numbered
@@ -35,6 +36,7 @@ from rsm_torch.memory import StreamMemory
 from rsm_torch.outputs import AtomScore, ChunkScore
 
 D, K, MOST = 16, 3, 7  # width, rank, streams
+SPARSE = search.SPARSE
 CENTRES = normalize(torch.randn(5, D, generator=torch.Generator().manual_seed(0)), dim=-1)
 
 
@@ -135,8 +137,10 @@ class Life(RuleBasedStateMachine):
         streams=st.integers(1, 4),
         max_bytes=st.sampled_from([None, None, 20_000, 40_000, 80_000]),
         spill=st.booleans(),
+        sparse=st.booleans(),
     )
-    def begin(self, streams, max_bytes, spill):
+    def begin(self, streams, max_bytes, spill, sparse):
+        search.SPARSE = 0 if sparse else SPARSE  # rows read in place, or gathered
         self.folder = tempfile.mkdtemp()
         self.room = {"max_bytes": max_bytes, "spill": self.folder if spill else None}
         self.memory = StreamMemory(RSMConfig(D, tau=0.7, rank=K, **self.kind), streams, **self.room)
@@ -147,6 +151,7 @@ class Life(RuleBasedStateMachine):
         self.exact = True  # whether sums are those of the members
 
     def teardown(self):
+        search.SPARSE = SPARSE
         if hasattr(self, "folder"):
             shutil.rmtree(self.folder)
 
