@@ -90,7 +90,7 @@ def evaluate(
     ] = None,
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="When all is done, ask what failed once more."),
+        typer.Option("--retry-failed", help="Ask again what failed before."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -102,10 +102,8 @@ def evaluate(
     """
     from rsm_torch.cli.eval_models import Asked
     from rsm_torch.cli.eval_setup import Request, set_up
-    from rsm_torch.eval.retrying import retry
     from rsm_torch.eval.run import run
-    from rsm_torch.eval.run_folder import RunFolder
-    from rsm_torch.eval.summary import commonest_error, summarise
+    from rsm_torch.eval.run_folder import RunFolder, commonest_error, summarise
 
     request = Request(
         dataset=dataset,
@@ -138,9 +136,7 @@ def evaluate(
         ready = set_up(request, out, eta)
         stderr().print(f"run: {ready.folder}", markup=False, soft_wrap=True)
         with RunFolder(ready.folder) as folder:
-            run(ready.plan, ready.prepared, folder, eta)
-            if retry_failed:
-                retry(ready.plan, ready.prepared, folder, eta)
+            run(ready.plan, ready.prepared, folder, eta, retry=retry_failed)
     lines = summarise(ready.folder)
     if as_json:
         print_json({"out": str(ready.folder), "settings": ready.settings, "summary": lines})

@@ -163,14 +163,15 @@ def _timings(values: Values, runs: Sequence[Run]) -> dict[Cell, Numbers]:
     memories: dict[Cell, set[tuple[int, int]]] = defaultdict(set)
     for run, line in _lines_of(values, runs, "timings"):
         cell = line["method"], line["budget"]
-        memories[cell].add((run, line["seed"]))
+        if line["write_s"] is not None:
+            memories[cell].add((run, line["seed"]))
         for name, value in line.items():
             if name not in ("budget", "seed") and type(value) in (int, float):
                 sums[cell][name] += value
     return {
         cell: {
             **of,
-            "write_s": of["write_s"] / len(memories[cell]),
+            "write_s": of["write_s"] / len(memories[cell]) if memories[cell] else None,
             "read_ms": 1000 * of.get("read_s", 0.0) / of["questions"] if of["questions"] else None,
         }
         for cell, of in sums.items()

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rsm_torch.eval import manifest
-from rsm_torch.eval.run_folder import MEMORIES, RESULTS, TIMINGS, DamagedRun, parsed
+from rsm_torch.eval.run_folder import (
+    MEMORIES,
+    RESULTS,
+    TIMINGS,
+    DamagedRun,
+    parsed,
+    read_last,
+    read_timings,
+)
 from rsm_torch.files import read_file
 
 # Settings that no two runs in one table may differ in.
@@ -106,42 +114,13 @@ def read_run(folder: Path) -> Run:
         raise FileNotFoundError(f"{folder}: no such folder; expected one that rsm eval wrote")
     held = manifest.read(folder)
     lines, torn = _lines(folder / RESULTS)
-    rows = [_row(folder / RESULTS, at, line) for at, line in lines]
-    first: dict[tuple[Any, ...], int] = {}
-    for (at, _), row in zip(lines, rows, strict=True):
-        if first.setdefault(row.key, at) != at:
-            raise ReportError(
-                f"{folder / RESULTS}: line {at} has the question, method, budget and seed of line "
-                f"{first[row.key]}; run it again into a new folder"
-            )
-    _no_gaps(folder / RESULTS, [at for at, _ in lines], rows)
+    last = {row.key: row for row in (_row(folder / RESULTS, at, line) for at, line in lines)}
+    rows = list(last.values())
     if not rows:
         raise ReportError(f"{folder}: no results yet; wait for its first rows, or run it again")
-    memories = [line for _, line in _lines(folder / MEMORIES)[0]]
-    timings = [line for _, line in _lines(folder / TIMINGS)[0]]
+    _lines(folder / MEMORIES), _lines(folder / TIMINGS)
+    memories, timings = read_last(folder / MEMORIES), read_timings(folder / TIMINGS)
     return Run(folder, held, rows, memories, timings, torn)
-
-
-def _no_gaps(file: Path, numbers: Sequence[int], rows: Sequence[Row]) -> None:
-    """Refuse rows from between which some are missing: every method and seed is asked the same
-    questions at the same budgets in the same order, each question at all budgets in turn."""
-    units: dict[tuple[str, int], list[int]] = {}
-    for place, row in enumerate(rows):
-        units.setdefault((row.method, row.seed), []).append(place)
-    budgets = len({row.budget for row in rows})
-    whole = max(units.values(), key=len, default=[])
-    for places in units.values():
-        for at, place in enumerate(places):
-            begin = rows[places[at - at % budgets]]  # of the same question
-            like = rows[whole[at]]
-            asked = (begin.episode, begin.question, like.budget)
-            same = (like.episode, like.question) == (begin.episode, begin.question)
-            if not same or (rows[place].episode, rows[place].question, rows[place].budget) != asked:
-                raise ReportError(
-                    f"{file}: line {numbers[place]} is out of order: a line is missing before it, "
-                    f"or before line {numbers[whole[at]]}; put the file back from a copy, or run "
-                    "again into a new folder"
-                )
 
 
 def differences(runs: Sequence[Run], dataset: str) -> list[str]:
