@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from cli_support import refused, rsm
 from report_support import READ, MadeRun, noisy, score
+from test_stats import mean_interval, paired_bootstrap
 
 from rsm_torch.eval.report import make_report
-from rsm_torch.eval.report_estimates import Choices
-from rsm_torch.eval.report_figures import higher_is_better
-from rsm_torch.eval.stats import holm, mcnemar, mean_interval, paired_bootstrap
+from rsm_torch.eval.report_figures import Choices, higher_is_better
+from rsm_torch.eval.stats import holm, mcnemar
 
 FEW = 400  # resamples, where their number does not matter
 

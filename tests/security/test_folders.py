@@ -37,7 +37,7 @@ from rsm_torch import Calibration, HiddenStateMemory, StreamMemory
 from rsm_torch.eval import manifest as run_manifest
 from rsm_torch.eval.readers.reply_cache import ReplyCache
 from rsm_torch.eval.report import ReportError, make_report
-from rsm_torch.eval.report_estimates import Choices
+from rsm_torch.eval.report_figures import Choices
 from rsm_torch.eval.run_folder import RunFolder
 from rsm_torch.files import JOURNAL, ForeignFolder, write_whole
 from rsm_torch.hidden.saved import load as load_hidden
