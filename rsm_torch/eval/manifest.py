@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rsm_torch.embedders import Embedder
 from rsm_torch.eval.judges.protocol import Judge
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.prompts import prompts_hash
 from rsm_torch.eval.readers.protocol import NoReader, Reader
 from rsm_torch.files import ForeignFolder, Layout, parse_json, read_file
-from rsm_torch.embedders import Embedder
 
 FORMAT = 1
 NAME = "manifest.json"
