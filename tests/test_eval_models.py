@@ -101,7 +101,7 @@ def test_the_limits_of_a_run_may_change_when_it_goes_on(tmp_path, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
         given = ("--reader", "openai:stub", "--sample", 1, "--out", tmp_path / "run")
         limits = ("--timeout", 0.1, "--retries", 0, "--concurrency", 1)
-        assert evaluate(*given, *limits).exit_code == 0
+        assert evaluate(*given, *limits).exit_code == 1  # all questions failed
         rows = list(read_lines(tmp_path / "run" / "results.jsonl"))
         assert {row["error"]["type"] for row in rows} == {"APITimeoutError"}
         slow["wait"] = 0.0

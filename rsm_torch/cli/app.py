@@ -12,7 +12,7 @@ from rsm_torch.cli.context import context
 from rsm_torch.cli.demo import demo
 from rsm_torch.cli.eval import evaluate
 from rsm_torch.cli.experiment import experiment
-from rsm_torch.cli.inspect_snapshot import inspect
+from rsm_torch.cli.inspect import inspect
 from rsm_torch.cli.report import report
 
 app = typer.Typer(
