@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import zlib
 from pathlib import Path
@@ -45,9 +46,12 @@ def rsm(*args: object):
 
 
 def refused(result) -> str:
-    """The one line of a user error: exit code 2, nothing on stdout, no traceback."""
+    """The one line of a user error: exit code 2, nothing on stdout (with --json an object there and
+    nothing on stderr), no traceback."""
     assert result.exit_code == 2, result.output
-    assert result.stdout == ""
+    if result.stdout:
+        assert result.stderr == ""
+        return f"rsm: {json.loads(result.stdout)['error']}"
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
     return lines[0]

@@ -11,12 +11,10 @@ from cli_support import Words
 
 from rsm_torch.baselines.protocol import Chunk, Query
 from rsm_torch.eval.datasets import Episode, Question
-from rsm_torch.eval.plan import Plan
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.preparing import prepare
-from rsm_torch.eval.retrying import retry
-from rsm_torch.eval.run import run
-from rsm_torch.eval.run_folder import RunFolder
+from rsm_torch.eval.run import Plan, run
+from rsm_torch.eval.run_folder import RunFolder, key_of, read_lines
 from rsm_torch.hits import Context
 from rsm_torch.text.items import Item
 
@@ -107,19 +105,18 @@ def plan(
     return Plan(list(methods), list(budgets), list(seeds), make, Words.tokenizer, **more)
 
 
-def run_into(folder: Path, work: Plan, prepared: Prepared | None = None) -> None:
+def run_into(folder: Path, work: Plan, prepared: Prepared | None = None, retry=False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(folder) as files:
-        run(work, prepared or made_prepared(), files)
+        run(work, prepared or made_prepared(), files, retry=retry)
 
 
 def retry_in(folder: Path, work: Plan, prepared: Prepared | None = None) -> None:
     """What `rsm eval --retry-failed` does."""
-    prepared = prepared or made_prepared()
-    with RunFolder(folder) as files:
-        run(work, prepared, files)
-        retry(work, prepared, files)
+    run_into(folder, work, prepared, retry=True)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in FILES}
+def contents(folder: Path) -> dict[str, dict]:
+    """The lines of a run that count, whole, by their keys."""
+    paths = [folder / name for name in FILES]
+    return {path.name: {key_of(path, row): row for row in read_lines(path)} for path in paths}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vectors_support import NEEDED, TAU, D, drawn
 
-from rsm_torch.baselines.vectors import VECTOR_MEMORIES, Found, VectorMemory, make_vectors
+from rsm_torch.baselines.vectors import VECTOR_MEMORIES, Found, Streams, make_vectors
 from rsm_torch.calibrate import Calibration
 
 NAMES = list(VECTOR_MEMORIES)
@@ -51,7 +51,7 @@ def alike(one, two, excused=-1.0):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_vector_memory(name):
     memory, groups = filled(name)
-    assert isinstance(memory, VectorMemory)
+    assert isinstance(memory, Streams)
     assert memory.name == name
     assert groups.dtype == torch.int64
     assert groups.shape == (STREAMS, 30)

@@ -9,7 +9,7 @@ import vectors_support as plain
 from vectors_support import TAU, D, check_found, drawn, exact
 
 from rsm_torch.baselines.vectors import make_vectors
-from rsm_torch.baselines.vectors.budget_rag import Draws, kept
+from rsm_torch.baselines.vectors.flat import Draws, kept
 from rsm_torch.baselines.vectors.oja import RATE
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory

@@ -218,3 +218,17 @@ def test_the_installed_program_in_a_pipe_prints_the_named_steps_within_budget(da
     for action in ("close cabinet 1", "go to garbagecan 1", "look"):
         assert f"Action: {action}" in found["text"]
     assert done.stderr == "embedder: sentence-transformers/all-MiniLM-L6-v2\n"  # no bars in a pipe
+
+
+def test_errors_are_json_under_json(tmp_path):
+    result = rsm("inspect", tmp_path / "none", "--json")
+    assert result.exit_code == 2
+    assert "none" in json.loads(result.stdout)["error"]
+    assert result.stderr == ""
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "rsm_torch", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("rsm-torch ")

@@ -13,8 +13,7 @@ from cli_support import DATA, Words, refused, rsm
 from safetensors.torch import load_file
 
 from rsm_torch.calibrate import calibrate_tau
-from rsm_torch.cli.inspect_figures import shortened
-from rsm_torch.cli.inspect_view import human, percent
+from rsm_torch.cli.inspect import human, percent, shortened
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
 from rsm_torch.text.memory import AgentMemory

@@ -13,8 +13,7 @@ from rsm_torch.eval.judges import Verdict
 from rsm_torch.eval.judges.protocol import NO_ANSWER
 from rsm_torch.eval.manifest import ManifestError, read, settle
 from rsm_torch.eval.readers import Answer, Failure
-from rsm_torch.eval.run_folder import read_lines
-from rsm_torch.eval.summary import commonest_error, summarise
+from rsm_torch.eval.run_folder import commonest_error, read_lines, read_timings, summarise
 from rsm_torch.hits import Context
 
 
@@ -63,7 +62,7 @@ def test_memories_and_timings_have_a_line_an_episode(tmp_path):
         ("e1", 13, 1),
     ]
     assert {m["bytes"] for m in held} == {8 * 25 / 2}
-    times = list(read_lines(tmp_path / "timings.jsonl"))
+    times = read_timings(tmp_path / "timings.jsonl")
     assert [(t["episode"], t["budget"]) for t in times] == [
         ("e0", 16), ("e0", 60), ("e1", 16), ("e1", 60),
     ]  # fmt: skip
@@ -253,7 +252,7 @@ def test_answers_scores_costs_and_whose_failure_it_was(tmp_path):
     unjudged = by_id["e0-q2", 16]
     assert (unjudged["answer"], unjudged["scores"]) == ("2?", {"length": None})
     assert unjudged["error"]["stage"] == "judge"
-    first = next(read_lines(tmp_path / "timings.jsonl"))
+    first = read_timings(tmp_path / "timings.jsonl")[0]
     assert (first["reader_s"], first["cost"]) == (4 * 0.5 + 1.0, 4 * 0.25)
     assert (first["prompt_tokens"], first["completion_tokens"]) == (50, 8)
     assert first["judge_s"] == 3 * 0.125

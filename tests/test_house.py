@@ -18,6 +18,7 @@ from rsm_torch.text import AgentMemory
 
 # Higher ranks may import lower ones; equals and higher may not. Packages stand for all in them.
 RANKS = {
+    "rsm_torch.__main__": 15,
     "rsm_torch.cli": 14,
     "rsm_torch.experiments": 13,
     "rsm_torch.bench": 12,

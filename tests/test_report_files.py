@@ -7,15 +7,11 @@ import re
 import struct
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from cli_support import rsm
 from report_support import READ, MadeRun, noisy, score
 
-from rsm_torch.eval.report_blocks import Command, Grid, Heading, Text
-from rsm_torch.eval.report_html import to_html
-from rsm_torch.eval.report_markdown import to_markdown
-from rsm_torch.eval.report_plots import spread
+from rsm_torch.eval.report_text import _fenced, escape
 
 
 class Reader(HTMLParser):
@@ -131,25 +127,8 @@ def test_tables_name_what_they_show(tmp_path):
     assert "| method | first (n 12) | second (n 12) |" in text
 
 
-def test_labels_are_spread_in_order():
-    places = spread([0.5, 0.5, 0.5, 0.1, 0.9], 0.1, 0.0, 1.0)
-    assert sorted(places[:3]) == pytest.approx([0.4, 0.5, 0.6])
-    assert places[3:] == pytest.approx([0.1, 0.9])
-    at_the_edge = spread([1.0, 1.0, 1.0], 0.2, 0.0, 1.0)
-    assert sorted(at_the_edge) == pytest.approx([0.6, 0.8, 1.0])
-    tight = sorted(spread([0.3] * 50, 0.1, 0.0, 1.0))  # no room: even
-    assert tight == pytest.approx(list(np.linspace(0, 1, 50)))
-    assert spread([], 0.1, 0, 1) == []
-
-
-def test_blocks_render_alike():
-    blocks = [Heading(2, "A & B"), Text("x < y"), Command("run `a` ```b```"),
-              Grid(["name", "n"], [["p|q", "1"]], frozenset({(0, 1)}))]  # fmt: skip
-    assert to_markdown(blocks) == (
-        "## A &amp; B\n\nx &lt; y\n\n````sh\nrun `a` ```b```\n````\n\n"
-        "| name | n |\n| --- | ---: |\n| p\\|q | **1** |\n"
+def test_texts_are_escaped():
+    assert escape("A & B\n<i> p|q `c` [a](b) *x*") == (
+        "A &amp; B &lt;i&gt; p\\|q \\`c\\` [a]\\(b) \\*x\\*"
     )
-    text = to_html(blocks, "T & U")
-    assert "<h2>A &amp; B</h2>" in text
-    assert "<title>T &amp; U</title>" in text
-    assert "<td>p|q</td><td><strong>1</strong></td>" in text
+    assert _fenced("run `a` ```b```") == "````sh\nrun `a` ```b```\n````"

@@ -6,16 +6,23 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rsm_torch.eval.stability import equivalence, over_seeds, rerun_correlation, split_half
 from rsm_torch.eval.stats import (
     comparisons,
     holm,
     mcnemar,
-    mcnemar_counts,
-    mean_interval,
     mean_intervals,
-    paired_bootstrap,
+    rerun_correlation,
+    split_half,
 )
+
+
+def mean_interval(values, clusters=None, **more):
+    return mean_intervals(np.asarray(values, dtype=float)[:, None], clusters, **more)[0]
+
+
+def paired_bootstrap(a, b, clusters=None, **more):
+    difference = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
+    return comparisons(difference[:, None], clusters, **more)[0]
 
 
 def draws(*shape: int, seed: int = 0) -> np.ndarray:
@@ -33,13 +40,6 @@ def test_bootstrap_interval_is_scipys_percentile_interval():
     ).confidence_interval
     assert (ours.mean, ours.n, ours.clusters) == (pytest.approx(x.mean()), 60, None)
     assert [ours.low, ours.high] == pytest.approx(list(theirs), abs=0.02)
-
-
-def test_t_interval_is_scipys():
-    x = draws(9)
-    low, high = scipy_stats.t.interval(0.9, 8, loc=x.mean(), scale=scipy_stats.sem(x))
-    ours = mean_interval(x, method="t", confidence=0.9)
-    assert (ours.low, ours.high) == (pytest.approx(low), pytest.approx(high))
 
 
 def covered(clusters: np.ndarray | None, spread: float, trials: int = 200) -> float:
@@ -169,12 +169,9 @@ def test_the_seed_decides_and_nothing_else():
 @pytest.mark.parametrize(
     ("a", "b", "more", "says"),
     [
-        ([1, 2], [1, 2, 3], {}, "got 2 and 3"),
         ([1], [2], {}, "at least 2"),
         ([], [], {}, "at least 2"),
-        ([1, float("nan")], [1, 2], {}, r"a: not finite at \[1\]"),
-        ([1, 2], [float("inf"), 2], {}, r"b: not finite at \[0\]"),
-        ([[1, 2]], [[1, 2]], {}, r"shape \(1, 2\)"),
+        ([1, float("nan")], [1, 2], {}, r"not finite at \[1\]"),
         ([1, 2], [3, 5], {"clusters": ["x", "x"]}, "clusters: expected 2 or more"),
         ([1, 2], [3, 5], {"clusters": ["x"]}, "clusters: expected 2 labels, got 1"),
         ([1, 2], [3, 5], {"confidence": 1.0}, "confidence: expected a number in"),
@@ -186,47 +183,37 @@ def test_bad_pairs_are_refused_by_name(a, b, more, says):
         paired_bootstrap(a, b, **more)
 
 
-def test_bad_requests_for_an_interval():
-    with pytest.raises(ValueError, match="method: expected 'bootstrap' or 't', got 'bca'"):
-        mean_interval([1, 2], method="bca")
-    with pytest.raises(ValueError, match="clusters: a t interval"):
-        mean_interval([1, 2], method="t", clusters=[0, 1])
-
-
 # McNemar and Holm
+
+
+def discordant(only_a: int, only_b: int):
+    return mcnemar([1] * only_a + [0] * only_b + [1, 0], [0] * only_a + [1] * only_b + [1, 0])
 
 
 def test_mcnemar_on_published_tables():
     # Wikipedia, "McNemar's test": treatment (101, 121, 59, 33); with Edwards' correction R's
     # mcnemar.test gives 20.6722, p = 5.450e-06.
-    found = mcnemar_counts(121, 59)
+    found = discordant(121, 59)
     assert (found.exact, found.statistic) == (False, pytest.approx(20.6722, abs=1e-4))
     assert found.p == pytest.approx(5.450094e-06, rel=1e-5)
     # The same article's small table (59, 6, 16, 80): exact p = 0.053, 22 discordant pairs.
-    small = mcnemar_counts(6, 16)
+    small = discordant(6, 16)
     assert (small.exact, small.statistic) == (True, None)
     assert small.p == pytest.approx(0.053, abs=1e-3)
 
 
 def test_mcnemar_counts_pairs_and_switches_at_25():
-    a = [1] * 24 + [1] * 5 + [0] * 7
-    b = [0] * 24 + [1] * 5 + [0] * 7
-    assert mcnemar(a, b) == mcnemar_counts(24, 0)
-    assert mcnemar(b, a).only_b == 24
-    assert mcnemar_counts(24, 0).exact
-    assert mcnemar_counts(24, 0).p == 2.0**-23
-    assert not mcnemar_counts(25, 0).exact
-    assert mcnemar_counts(25, 0).statistic == pytest.approx(24**2 / 25)
-    assert mcnemar_counts(15, 15).statistic == 0  # the correction never makes it negative
-    assert mcnemar_counts(15, 15).p == 1.0
-    assert mcnemar([1, 0], [1, 0]).p == 1.0
-
-
-def test_mcnemar_takes_right_and_wrong_alone():
-    with pytest.raises(ValueError, match="a: McNemar's test takes 0 and 1"):
+    found = discordant(24, 0)
+    assert (found.only_a, found.only_b, found.exact, found.p) == (24, 0, True, 2.0**-23)
+    assert discordant(0, 24).only_b == 24
+    assert not discordant(25, 0).exact
+    assert discordant(25, 0).statistic == pytest.approx(24**2 / 25)
+    assert discordant(15, 15).statistic == 0  # the correction never makes it negative
+    assert discordant(15, 15).p == discordant(3, 3).p == discordant(0, 0).p == 1.0
+    with pytest.raises(ValueError, match="McNemar's test takes 0 and 1"):
         mcnemar([0.5, 1], [0, 1])
-    with pytest.raises(ValueError, match="got -1 and 3"):
-        mcnemar_counts(-1, 3)
+    with pytest.raises(ValueError, match="one value each"):
+        mcnemar([1], [0, 1])
 
 
 def test_holm_on_a_worked_example():
@@ -234,67 +221,38 @@ def test_holm_on_a_worked_example():
     adjusted = holm([0.01, 0.04, 0.03, 0.005])
     assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8, 0.04]) == pytest.approx([1.0, 1.0, 0.12])
-    assert holm([0.3]) == pytest.approx([0.3])
     assert len(holm([])) == 0
     for bad in ([0.1, float("nan")], [1.2], [[0.1]], [-0.1]):
         with pytest.raises(ValueError, match="p: expected"):
             holm(bad)
 
 
-def test_statsmodels_says_the_same():
-    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
-    for only_a, only_b in ((3, 9), (12, 12), (24, 0), (13, 12), (40, 71), (300, 222)):
-        ours = mcnemar_counts(only_a, only_b)
-        theirs = tables.mcnemar([[5, only_a], [only_b, 5]], exact=only_a + only_b < 25)
-        assert ours.p == pytest.approx(theirs.pvalue)
-    p = np.random.default_rng(0).random(25) ** 3
-    assert holm(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
-
-
 # Stability
-
-
-def test_seeds_count_the_same():
-    found = over_seeds({1: [0, 1], 2: [1, 1, 1, 1], 3: [0.0]})
-    assert found.means == {1: 0.5, 2: 1.0, 3: 0.0}
-    assert (found.mean, found.sd) == (pytest.approx(0.5), pytest.approx(0.5))
-    assert over_seeds({7: [0.25]}).sd is None
-    with pytest.raises(ValueError, match="at least one seed"):
-        over_seeds({})
-    with pytest.raises(ValueError, match="seed 2: not finite"):
-        over_seeds({1: [1.0], 2: [float("nan")]})
 
 
 def test_split_half_knows_stable_from_noise():
     noise = draws(5, 200)
     apart = split_half(noise * 0.01 + np.arange(5)[:, None])
-    assert (apart.correlation, apart.same_best, apart.ranked) == (pytest.approx(1.0), 1.0, 1000)
-    assert apart.difference < 0.01
+    assert (apart["correlation"], apart["same_best"]) == (pytest.approx(1.0), 1.0)
+    assert (apart["ranked"], apart["splits"]) == (1000, 1000)
+    assert apart["difference"] < 0.01
     alike = split_half(noise - noise.mean(1, keepdims=True))
     # With equal whole means the halves of each method differ the opposite way.
-    assert alike.correlation is not None
-    assert alike.correlation < -0.9
+    assert alike["correlation"] < -0.9
 
 
 def test_split_half_by_hand():
     # Two methods, four questions; halves differ by 0 or 1 for one method, never for the other.
-    found = split_half([[0, 0, 1, 1], [2, 2, 2, 2]])
+    found = split_half(np.array([[0, 0, 1, 1], [2, 2, 2, 2]]))
     # 2 of 6 ways to choose a half put both ones together: |difference| 1, else 0.
-    assert found.difference == pytest.approx((1 / 3) / 2, abs=0.03)
-    assert (found.correlation, found.same_best) == (pytest.approx(1.0), 1.0)
+    assert found["difference"] == pytest.approx((1 / 3) / 2, abs=0.03)
+    assert (found["correlation"], found["same_best"]) == (pytest.approx(1.0), 1.0)
 
 
 def test_split_half_of_equal_methods_has_no_ranking():
     found = split_half(np.ones((3, 8)))
-    assert (found.correlation, found.ranked, found.difference) == (None, 0, 0.0)
-    assert found.same_best == 1.0
-    with pytest.raises(ValueError, match=r"at least 2 by 4, got \(1, 9\)"):
-        split_half(np.ones((1, 9)))
-    with pytest.raises(ValueError, match="not finite"):
-        split_half(np.full((2, 4), np.nan))
-    with pytest.raises(ValueError, match="splits: expected at least 1"):
-        split_half(np.ones((2, 4)), splits=0)
+    assert (found["correlation"], found["ranked"], found["difference"]) == (None, 0, 0.0)
+    assert found["same_best"] == 1.0
 
 
 def test_reruns_correlate_as_scipy_says():
@@ -302,36 +260,10 @@ def test_reruns_correlate_as_scipy_says():
     b = a + draws(30, seed=1) * 0.5
     theirs = scipy_stats.pearsonr(a, b)
     found = rerun_correlation(a, b)
-    assert (found.r, found.p) == (pytest.approx(theirs.statistic), pytest.approx(theirs.pvalue))
-    assert (found.low, found.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    assert (found["r"], found["p"]) == pytest.approx((theirs.statistic, theirs.pvalue))
+    assert (found["low"], found["high"]) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
     same = rerun_correlation(a, a)
-    assert (same.r, same.low, same.high) == pytest.approx((1.0, 1.0, 1.0))
-    assert rerun_correlation([1, 2, 4], [1, 3, 4]).low == -1.0
-    with pytest.raises(ValueError, match="b: all values are equal"):
-        rerun_correlation(a, np.full(30, 0.1))
-    with pytest.raises(ValueError, match="at least 3"):
-        rerun_correlation([1, 2], [1, 2])
-
-
-def test_equivalence_is_two_one_sided_tests():
-    a = draws(50)
-    b = a + 0.02 + 0.1 * draws(50, seed=1)
-    for margin in (0.01, 0.05, 0.2):
-        found = equivalence(a, b, margin)
-        assert found.equivalent == (found.p < 0.05)
-        assert found.equivalent == (-margin < found.low and found.high < margin)
-    weightstats = pytest.importorskip("statsmodels.stats.weightstats")
-    assert equivalence(a, b, 0.05).p == pytest.approx(
-        weightstats.ttost_paired(a, b, -0.05, 0.05)[0]
-    )
-
-
-def test_equivalence_of_constant_differences_is_exact():
-    a = draws(6)
-    assert equivalence(a, a, 0.01).p == 0.0
-    assert equivalence(a + 0.5, a, 0.1).p == 1.0
-    assert equivalence(a + 0.5, a, 0.6).equivalent
-    with pytest.raises(ValueError, match="margin: expected a difference above 0"):
-        equivalence(a, a, 0.0)
-    with pytest.raises(ValueError, match="alpha"):
-        equivalence(a, a, 0.1, alpha=2)
+    assert (same["r"], same["low"], same["high"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert rerun_correlation(np.array([1, 2, 4]), np.array([1, 3, 4]))["low"] == -1.0
+    assert rerun_correlation(a, np.full(30, 0.1)) is None
+    assert rerun_correlation(a[:2], b[:2]) is None

@@ -88,10 +88,6 @@ class HeldChunks:
         """What a query can name of the chunks, by place."""
         return [Key(n, c.step, c.session, c.time) for n, c in enumerate(self[stream])]
 
-    def sizes(self, stream: str) -> dict[int, tuple[int, int | str | None]]:
-        """The length of each chunk's text and its session, by place."""
-        return {place: (len(c.text), c.session) for place, c in enumerate(self[stream])}
-
     def nbytes_of_keys(self) -> int:
         """8 bytes for each step, time or number of a session, and those of sessions' names."""
         return sum(

@@ -1,5 +1,28 @@
 """All memories under test, by name.
 
+| name | what it is |
+|---|---|
+| no-memory, full-context | nothing; the whole stream, or its beginning and its end |
+| full-rag | every embedding, the nearest first |
+| budget-rag | a reservoir of `Settings.budget_items` chunks of each stream: a uniform sample of what was observed so far |
+| bm25-rag, hybrid-rag | words alone; full-rag fused with them |
+| rag-kmeans, streaming-proto, online-kmeans, dp-means, oja | rival clusterings (see `vectors`) |
+| rag-context | `AgentMemory` without atoms: what is due to its reading |
+| rsm-full | `AgentMemory` by embeddings alone: max-member gate, float32 rows, v1 atom scores |
+| rsm-full-int8, rsm-pq | how rows and bases are held |
+| rsm-centroid | centroids alone, nothing of single chunks (control) |
+| rsm-cent-merge, rsm-cent-retr | a gate by centroids only; atoms scored by their centroids |
+| rsm-algorithm-e | rank 8, chunks scored in the atom's subspace (Algorithm E) |
+| rsm-around | scores averaged over the text around each chunk |
+| rsm-lexical | fused with BM25 by reciprocal rank, as far as words cover the question |
+| rsm-addressing | steps, sessions and dates that the question names come first |
+| rsm-addressing-lexical(-around) | these two; and around, no atom before another |
+| rsm-context | `AgentMemory.context` as it is by default |
+| a-mem, memory-bank, mem-gpt | run by a language model |
+
+rsm-pq and rsm-centroid are read by `VectorRanked`, as the rivals are: `AgentMemory` keeps one codebook for
+all its streams, and no memory without rows.
+
 A name may say how its hits are packed: "rsm-full@timeline" or "rsm-full@grouped:best_last", a layout
 and an order of `pack`.
 """
@@ -9,70 +32,83 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, get_args
 
-from rsm_torch.baselines import clusterers, rag, rsm
+from rsm_torch.baselines.agent import AgentRow
 from rsm_torch.baselines.bm25_rag import BM25RAG
 from rsm_torch.baselines.full_context import FullContext
 from rsm_torch.baselines.no_memory import NoMemory
 from rsm_torch.baselines.protocol import Memory
 from rsm_torch.baselines.settings import Chat, Embed, Settings
+from rsm_torch.baselines.vector_ranked import HybridRAG, VectorRanked
 from rsm_torch.layout import Layout, Order
+from rsm_torch.text.ranking import AROUND
 
 __all__ = ["GROUPS", "METHODS", "Chat", "Embed", "Settings", "make_memory", "method_names"]
 
 Maker = Callable[[Settings], Memory]
 
 
-def _a_mem(settings: Settings) -> Memory:
-    from rsm_torch.baselines.agentic import make_a_mem
-
-    return make_a_mem(settings)
+def _vectors(name: str, **more: Any) -> Maker:
+    return partial(VectorRanked, name, **more)
 
 
-def _memory_bank(settings: Settings) -> Memory:
-    from rsm_torch.baselines.agentic import make_memory_bank
+def _budget_rag(settings: Settings) -> Memory:
+    return VectorRanked(
+        "budget-rag", settings, "flat", "budget-rag-reservoir", max_items=settings.budget_items
+    )
 
-    return make_memory_bank(settings)
+
+def _rsm(name: str, config: Mapping[str, Any] | None = None, **reading: Any) -> Maker:
+    """`AgentMemory` by embeddings alone, atom by atom, but for what `reading` says."""
+    plain = {"addressing": False, "lexical": False, "around": 0, "beside": 0, "brief": None}
+    made = {"best_first": True, **plain, **reading}
+    return lambda settings: AgentRow(name, settings, config, **made)
 
 
-def _mem_gpt(settings: Settings) -> Memory:
-    from rsm_torch.baselines.agentic import make_mem_gpt
+def _agentic(name: str) -> Maker:
+    def make(settings: Settings) -> Memory:
+        module = import_module("rsm_torch.baselines.agentic")
+        return getattr(module, f"make_{name.replace('-', '_')}")(settings)
 
-    return make_mem_gpt(settings)
+    return make
 
 
 _RIVALS: dict[str, Maker] = {
     "no-memory": NoMemory,
     "full-context": FullContext,
-    "full-rag": rag.full_rag,
-    "budget-rag": rag.budget_rag,
+    "full-rag": _vectors("full-rag", layout="flat"),
+    "budget-rag": _budget_rag,
     "bm25-rag": BM25RAG,
-    "hybrid-rag": rag.hybrid_rag,
-    "rag-context": rag.rag_context,
-    "rag-kmeans": clusterers.rag_kmeans,
-    "streaming-proto": clusterers.streaming_proto,
-    "online-kmeans": clusterers.online_kmeans,
-    "dp-means": clusterers.dp_means,
-    "oja": clusterers.oja,
+    "hybrid-rag": partial(HybridRAG, "hybrid-rag"),
+    "rag-context": lambda settings: AgentRow("rag-context", settings, atoms=False),
+    **{
+        name: _vectors(name)
+        for name in ("rag-kmeans", "streaming-proto", "online-kmeans", "dp-means", "oja")
+    },
 }
+_BOTH: dict[str, Any] = {"addressing": True, "lexical": True}
 _RSM: dict[str, Maker] = {
-    "rsm-full": rsm.rsm_full,
-    "rsm-full-int8": rsm.rsm_full_int8,
-    "rsm-pq": rsm.rsm_pq,
-    "rsm-centroid": rsm.rsm_centroid,
-    "rsm-cent-merge": rsm.rsm_cent_merge,
-    "rsm-cent-retr": rsm.rsm_cent_retr,
-    "rsm-algorithm-e": rsm.rsm_algorithm_e,
-    "rsm-around": rsm.rsm_around,
-    "rsm-lexical": rsm.rsm_lexical,
-    "rsm-addressing": rsm.rsm_addressing,
-    "rsm-addressing-lexical": rsm.rsm_addressing_lexical,
-    "rsm-addressing-lexical-around": rsm.rsm_addressing_lexical_around,
-    "rsm-context": rsm.rsm_context,
+    "rsm-full": _rsm("rsm-full"),
+    "rsm-full-int8": _rsm("rsm-full-int8", {"storage": "int8"}),
+    "rsm-pq": _vectors("rsm-pq"),
+    "rsm-centroid": _vectors("rsm-centroid"),
+    "rsm-cent-merge": _rsm("rsm-cent-merge", {"gate": "centroid"}),
+    "rsm-cent-retr": _rsm("rsm-cent-retr", atom_score="centroid"),
+    "rsm-algorithm-e": _rsm("rsm-algorithm-e", {"rank": 8}, chunk_score="subspace"),
+    "rsm-around": _rsm("rsm-around", around=AROUND),
+    "rsm-lexical": _rsm("rsm-lexical", lexical=True),
+    "rsm-addressing": _rsm("rsm-addressing", addressing=True),
+    "rsm-addressing-lexical": _rsm("rsm-addressing-lexical", **_BOTH),
+    "rsm-addressing-lexical-around": _rsm(
+        "rsm-addressing-lexical-around", **_BOTH, around=AROUND, best_first=False
+    ),
+    "rsm-context": lambda settings: AgentRow("rsm-context", settings),
 }
-_LLM: dict[str, Maker] = {"a-mem": _a_mem, "memory-bank": _memory_bank, "mem-gpt": _mem_gpt}
+_LLM = {name: _agentic(name) for name in ("a-mem", "memory-bank", "mem-gpt")}
 
 _UNPACKED = {"no-memory", "full-context", *_LLM}  # their contexts are not made by `pack`
 

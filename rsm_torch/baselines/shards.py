@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rsm_torch.baselines.vectors.protocol import VectorMemory
+from rsm_torch.baselines.vectors.intake import Streams
 
 BATCH_ELEMENTS = 2**25  # floats of one padded batch, and scores of one search: 128 MiB
 FIRST_CLASS = 64  # chunks; streams of 4 and 16 times as many are in the next classes
@@ -31,9 +31,9 @@ class Shards:
         make: a memory for so many streams.
     """
 
-    def __init__(self, make: Callable[[int], VectorMemory]):
+    def __init__(self, make: Callable[[int], Streams]):
         self._make = make
-        self._shards: list[VectorMemory] = []
+        self._shards: list[Streams] = []
         self._at: dict[str, tuple[int, int]] = {}  # shard and slot of each stream
 
     def write(self, new: Mapping[str, Tensor]) -> None:

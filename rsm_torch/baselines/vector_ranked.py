@@ -1,11 +1,10 @@
-"""Memories that rank chunks by a memory of embeddings, and by words and names where asked."""
+"""Memories that rank chunks by a memory of embeddings, alone or fused with words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from rsm_torch.baselines.held import HeldWords, vectors_of
@@ -15,34 +14,17 @@ from rsm_torch.baselines.settings import Settings
 from rsm_torch.baselines.shards import Row, Shards
 from rsm_torch.baselines.vectors import make_vectors
 from rsm_torch.layout import Layout
-from rsm_torch.text.ranking import (
-    UNNAMED,
-    Candidates,
-    Rule,
-    addresses,
-    admission_order,
-    around,
-    numbered,
-    reading_order,
-    word_weight,
-)
+from rsm_torch.text.ranking import reading_order
 
 EVERYTHING = 2**31 - 1  # groups, or items
 
 
 class VectorRanked(RankedMemory):
-    """Chunks in the order of `reading_order`, as `AgentMemory.context` has it: those of the best
-    groups first, then the others, unless told otherwise.
+    """Chunks of the best groups first, then the others; by their scores within either.
 
     Args:
         name, settings, layout: as in `RankedMemory`.
         vectors: name of the memory of embeddings; None: `name`.
-        lexical: fuse with the ranking by words.
-        weight: how much ranks by words count; None: as `word_weight` has it.
-        around: characters of text around a chunk that its score is averaged over.
-        addressing: what the query names comes first.
-        rule: chunks are ordered as `AgentMemory.context` orders them; `around` is then the rule's.
-        best_first: chunks of the best `settings.top_groups` groups come before the others.
         more: other settings of the memory of embeddings.
     """
 
@@ -52,12 +34,6 @@ class VectorRanked(RankedMemory):
         settings: Settings,
         layout: Layout = "grouped",
         vectors: str | None = None,
-        lexical: bool = False,
-        weight: float | None = None,
-        around: int = 0,
-        addressing: bool = False,
-        best_first: bool = True,
-        rule: Rule | None = None,
         **more: Any,
     ):
         super().__init__(name, settings, layout)
@@ -68,14 +44,9 @@ class VectorRanked(RankedMemory):
                 calibration=s.calibration, **more,
             )
         )  # fmt: skip
-        self._words = HeldWords(self._held) if lexical else None
-        self._weight, self._around, self._addressing = weight, around, addressing
-        self._best_first, self._rule = best_first, rule
 
     def nbytes(self) -> int:
-        words = 0 if self._words is None else self._words.nbytes()
-        keys = self._held.nbytes_of_keys() if self._addressing else 0
-        return self._shards.nbytes() + words + keys
+        return self._shards.nbytes()
 
     def counts(self, stream: str) -> tuple[int, int]:
         return self._shards.counts(stream)
@@ -84,8 +55,6 @@ class VectorRanked(RankedMemory):
         self._shards.write({stream: vectors_of(some) for stream, some in new.items()})
 
     def _rank(self, queries: Sequence[Query], depth: int) -> list[list[Place]]:
-        if self._words is not None or self._addressing or self._around or self._rule:
-            depth = EVERYTHING  # a fusion counts every rank, and anything may be named
         by_stream: dict[str, list[int]] = {}
         for number, query in enumerate(queries):
             by_stream.setdefault(query.stream, []).append(number)
@@ -94,7 +63,7 @@ class VectorRanked(RankedMemory):
             for stream, numbers in by_stream.items()
         }
         near = rest = self._shards.search(asked, depth, EVERYTHING)
-        if self._best_first and self._shards.most_groups() > self.settings.top_groups:
+        if self._shards.most_groups() > self.settings.top_groups:
             near = self._shards.search(asked, depth, self.settings.top_groups)
         out: list[list[Place]] = [[]] * len(queries)
         for stream, numbers in by_stream.items():
@@ -103,60 +72,29 @@ class VectorRanked(RankedMemory):
         return out
 
     def _order(self, query: Query, near: Row, rest: Row) -> list[Place]:
-        if self._rule is not None:
-            return self._admitted(query, near, rest, self._rule)
-        group = dict(zip(near.places + rest.places, near.groups + rest.groups, strict=True))
-        rankings = [list(zip(row.places, row.scores, strict=True)) for row in (near, rest)]
-        score = {place: value for ranking in rankings for place, value in ranking}
-        texts = self._held.sizes(query.stream) if self._around else {}
-        pairs = [pair for ranking in around(rankings, texts, self._around) for pair in ranking]
-        words, weight = None, self._weight
-        if self._words is not None:
-            index = self._words[query.stream]
-            words = [place for place, _ in index.ranking(query.text, group.keys())]
-            if weight is None:
-                weight = word_weight(index.coverage(query.text, group.keys()))
-        ranks = self._named(query, group)
-        named = [(place, score[place]) for place in ranks]
-        order = reading_order(pairs, named, ranks, words, 1.0 if weight is None else weight)
-        return [Place(place, value, group[place]) for place, value in order]
+        found: dict[int, Place] = {}
+        for row in (near, rest):
+            for place in map(Place, row.places, row.scores, row.groups):
+                found.setdefault(place.place, place)
+        return list(found.values())
 
-    def _admitted(self, query: Query, near: Row, rest: Row, rule: Rule) -> list[Place]:
-        """As `Reader.admitted` has it."""
-        group = dict(zip(near.places + rest.places, near.groups + rest.groups, strict=True))
-        score = dict(zip(rest.places + near.places, rest.scores + near.scores, strict=True))
-        places = sorted(group)
-        sizes, first = self._held.sizes(query.stream), set(near.places)
-        lengths, sessions = zip(*(sizes[place] for place in places), strict=True)
-        words, weight = None, 1.0
-        if self._words is not None:
-            index = self._words[query.stream]
-            words = index.scores(query.text).numpy()[places]
-            weight = word_weight(index.coverage(query.text, group.keys()))
-        ranks = things = None
-        if self._addressing and (address := addresses(query.text)):
-            keys = [key for key in self._held.keys(query.stream) if key.id in group]
-            named = {place: rank for rank, place in address.select(keys)}
-            ranks = np.array([named.get(place, UNNAMED) for place in places])
-            things = numbered([address.thing(key) for key in keys])
-        items = Candidates(
-            near=np.array([score[place] for place in places]),
-            lengths=np.array(lengths),
-            sessions=numbered(sessions),
-            first=None if near is rest else np.array([place in first for place in places]),
-            words=words,
-            weight=weight,
-            ranks=ranks,
-            things=things,
-        )
-        order, scores = admission_order(items, rule)
-        found = zip((places[at] for at in order), scores.tolist(), strict=True)
-        return [Place(place, value, group[place]) for place, value in found]
 
-    def _named(self, query: Query, held: Mapping[int, int]) -> dict[int, int]:
-        """Places that the query names, of those held, with their ranks."""
-        address = addresses(query.text) if self._addressing else None
-        if not address:
-            return {}
-        keys = [key for key in self._held.keys(query.stream) if key.id in held]
-        return {place: rank for rank, place in address.select(keys)}
+class HybridRAG(VectorRanked):
+    """Every embedding, fused with BM25 by reciprocal rank (k = 60), both alike."""
+
+    def __init__(self, name: str, settings: Settings):
+        super().__init__(name, settings, "flat", vectors="full-rag")
+        self._words = HeldWords(self._held)
+
+    def nbytes(self) -> int:
+        return super().nbytes() + self._words.nbytes()
+
+    def _rank(self, queries: Sequence[Query], depth: int) -> list[list[Place]]:
+        return super()._rank(queries, EVERYTHING)  # a fusion counts every rank
+
+    def _order(self, query: Query, near: Row, rest: Row) -> list[Place]:
+        words = [
+            place for place, _ in self._words[query.stream].ranking(query.text, set(rest.places))
+        ]
+        pairs = zip(rest.places, rest.scores, strict=True)
+        return [Place(place, score, 0) for place, score in reading_order(pairs, words=words)]

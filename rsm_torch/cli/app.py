@@ -12,14 +12,13 @@ from rsm_torch.cli.context import context
 from rsm_torch.cli.demo import demo
 from rsm_torch.cli.eval import evaluate
 from rsm_torch.cli.experiment import experiment
-from rsm_torch.cli.inspect_snapshot import inspect
+from rsm_torch.cli.inspect import inspect
 from rsm_torch.cli.report import report
 
 app = typer.Typer(
     name="rsm",
     help="Compact clustered memory for many agent streams.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -44,7 +43,12 @@ def root(
     """Compact clustered memory for many agent streams."""
 
 
-for command in (demo, context, calibrate, inspect, report):
+app.command(
+    context_settings={
+        "allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": [],
+    }
+)(demo)  # fmt: skip
+for command in (context, calibrate, inspect, report):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")

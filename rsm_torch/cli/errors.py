@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import NoReturn, ParamSpec, TypeVar
@@ -18,7 +19,8 @@ class CommandError(ValueError):
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Report a bad argument or file in one line on stderr, and leave with exit code 2.
+    """Report a bad argument or file in one line on stderr (as an object {"error": ...} on stdout with
+    --json), and leave with exit code 2.
 
     The library raises ValueError for what a caller gave it and OSError for files; all else is a
     fault of the program and keeps its traceback.
@@ -31,7 +33,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:  # whoever reads the output has enough of it; typer knows
             raise
         except (ValueError, OSError) as error:
-            _leave(error)
+            _leave(error, bool(kwargs.get("as_json")))
 
     return run
 
@@ -45,10 +47,13 @@ def listed(names: Iterable[str], wanted: str = "", most: int = 8) -> str:
     return ", ".join(shown) + rest
 
 
-def _leave(error: Exception) -> NoReturn:
+def _leave(error: Exception, as_json: bool) -> NoReturn:
     import typer
 
     lines = (line.strip() for line in str(error).splitlines())
     message = " ".join(line for line in lines if line) or type(error).__name__
-    typer.echo(f"rsm: {message}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"error": message}, ensure_ascii=False))
+    else:
+        typer.echo(f"rsm: {message}", err=True)
     raise typer.Exit(USER_ERROR) from error

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_SEED = 2**32 - 1  # of numpy and scikit-learn
+ALL_FAILED = 1  # exit code of a run in which no question was answered
 COLUMNS = ("evidence", "coverage", "tokens", "groups", "KB", "write s", "read ms")
 
 
@@ -90,7 +91,7 @@ def evaluate(
     ] = None,
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="When all is done, ask what failed once more."),
+        typer.Option("--retry-failed", help="Ask again what failed before."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -99,13 +100,12 @@ def evaluate(
     Writes OUT/results.jsonl, a line for each question, method, budget and seed, and prints means.
     A run that was stopped, even killed, goes on with the same command; one with failed questions
     asks them again with the same command and --retry-failed. Limits of a server may change between.
+    The exit code is 1 where all questions failed.
     """
     from rsm_torch.cli.eval_models import Asked
     from rsm_torch.cli.eval_setup import Request, set_up
-    from rsm_torch.eval.retrying import retry
     from rsm_torch.eval.run import run
-    from rsm_torch.eval.run_folder import RunFolder
-    from rsm_torch.eval.summary import commonest_error, summarise
+    from rsm_torch.eval.run_folder import RunFolder, commonest_error, summarise
 
     request = Request(
         dataset=dataset,
@@ -138,16 +138,14 @@ def evaluate(
         ready = set_up(request, out, eta)
         stderr().print(f"run: {ready.folder}", markup=False, soft_wrap=True)
         with RunFolder(ready.folder) as folder:
-            run(ready.plan, ready.prepared, folder, eta)
-            if retry_failed:
-                retry(ready.plan, ready.prepared, folder, eta)
+            run(ready.plan, ready.prepared, folder, eta, retry=retry_failed)
     lines = summarise(ready.folder)
     if as_json:
         print_json({"out": str(ready.folder), "settings": ready.settings, "summary": lines})
-        return
-    stdout().print(table(lines))
+    else:
+        stdout().print(table(lines))
     failed = sum(line["errors"] for line in lines)
-    if failed:
+    if failed and not as_json:
         often, most = commonest_error(ready.folder)
         note = (
             f"{failed} of the lines {'has' if failed == 1 else 'have'} an error; {most} of them: "
@@ -155,6 +153,8 @@ def evaluate(
             "command with --retry-failed asks them again; answers that came cost nothing"
         )
         stderr().print(note, markup=False, soft_wrap=True)
+    if failed and failed == sum(line["questions"] for line in lines):
+        raise typer.Exit(ALL_FAILED)
 
 
 def table(lines: list[dict[str, Any]]) -> Table:

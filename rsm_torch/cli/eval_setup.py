@@ -18,10 +18,10 @@ from rsm_torch.cli.errors import CommandError
 from rsm_torch.cli.eval_models import Asked, make_models
 from rsm_torch.eval.datasets import Episode
 from rsm_torch.eval.judges.protocol import Judge
-from rsm_torch.eval.plan import Plan
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.preparing import QUANTILE, Report, Rows
 from rsm_torch.eval.readers.protocol import Reader
+from rsm_torch.eval.run import Plan
 
 HELD_OUT = 10  # episodes after the limit that the threshold is calibrated on
 RUNS = Path("runs")
@@ -64,8 +64,7 @@ def set_up(request: Request, out: Path | None, report: Report) -> Ready:
     from rsm_torch.baselines.settings import Settings
     from rsm_torch.eval.counting import CachedCounter
     from rsm_torch.eval.datasets import format_name
-    from rsm_torch.eval.describing import settings as describe
-    from rsm_torch.eval.manifest import settle
+    from rsm_torch.eval.manifest import describe, settle
     from rsm_torch.eval.preparing import embed_all, prepare, window
     from rsm_torch.eval.readers import as_chat
     from rsm_torch.provenance import provenance

@@ -37,7 +37,7 @@ def report(
     finished is reported as far as it got.
     """
     from rsm_torch.eval.report import make_report
-    from rsm_torch.eval.report_estimates import Choices
+    from rsm_torch.eval.report_figures import Choices
 
     if out is not None and out.exists() and not out.is_dir():
         raise CommandError(f"--out: {out} is a file, expected a folder to write into")

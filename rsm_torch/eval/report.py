@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rsm_torch.eval.report_estimates import FEWEST_EPISODES, Choices
-from rsm_torch.eval.report_figures import figures
-from rsm_torch.eval.report_html import to_html
-from rsm_torch.eval.report_markdown import to_markdown
-from rsm_torch.eval.report_plots import pareto_png
+from rsm_torch.eval.report_figures import FEWEST_EPISODES, Choices, figures
+from rsm_torch.eval.report_plot import pareto_png
 from rsm_torch.eval.report_read import ReportError, Run, differences, read_run
-from rsm_torch.eval.report_text import lay_out
-from rsm_torch.eval.report_values import values_of
+from rsm_torch.eval.report_text import to_html, to_markdown
 from rsm_torch.files import write_whole
 
 FORMAT = 1
@@ -30,7 +26,7 @@ class Report:
 
     def markdown(self) -> str:
         """Tables alone; `write` puts the plots beside them."""
-        return to_markdown(lay_out(self.numbers, {}, {}))
+        return to_markdown(self.numbers, {})
 
     def write(self, folder: Path) -> list[Path]:
         """report.md, report.html (one file, plots inside), report.json and a plot per dataset.
@@ -42,10 +38,9 @@ class Report:
         drawn = {name: pareto_png(one) for name, one in self.numbers["datasets"].items()}
         pictures = {name: png for name, png in drawn.items() if png is not None}
         files = _file_names(pictures)
-        blocks = lay_out(self.numbers, pictures, files)
         texts = {
-            "report.md": to_markdown(blocks),
-            "report.html": to_html(blocks, "Evaluation report"),
+            "report.md": to_markdown(self.numbers, files),
+            "report.html": to_html(self.numbers, pictures),
             "report.json": json.dumps(self.numbers, indent=1, ensure_ascii=False) + "\n",
         }
         contents = {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
@@ -86,7 +81,7 @@ def make_report(
                 "--mixed in one table that says so"
             )
         of = [run for run in runs if name in run.datasets]
-        found = figures(values_of(name, of), of, choices)
+        found = figures(name, of, choices)
         notes = [f"These runs differ in {text}." for text in differ]
         datasets[name] = {**found, "notes": [*notes, *_notes(found, of, choices)]}
     return Report(
@@ -104,18 +99,13 @@ def make_report(
 
 
 def _check_choices(runs: Sequence[Run], choices: Choices) -> None:
-    rows = [row for run in runs for row in run.rows]
-    methods = dict.fromkeys(row.method for row in rows)
+    methods = dict.fromkeys(method for run in runs for method in run.rows["method"])
     if choices.baseline is not None and choices.baseline not in methods:
         raise ReportError(
             f"baseline: no run has {choices.baseline!r}; expected one of {', '.join(methods)}"
         )
-    names = dict.fromkeys(
-        name
-        for row in rows
-        for name, value in (*row.scores.items(), *row.metrics.items())
-        if value is not None
-    )
+    known = [run.figures.dropna(axis="columns", how="all") for run in runs]
+    names = dict.fromkeys(name for figures in known for name in figures)
     if choices.metric is not None and choices.metric not in names:
         raise ReportError(
             f"metric: no run has a value of {choices.metric!r}; expected one of {', '.join(names)}"

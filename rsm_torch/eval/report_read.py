@@ -1,4 +1,4 @@
-"""The folder of a run, read: what made it, its rows, what its memories held.
+"""The folder of a run as a table: what made it, its rows, what its memories held.
 
 A run that is still going, or was killed, is read as far as it got: an unfinished last line is passed
 over and said, any other damage is an error.
@@ -8,60 +8,58 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rsm_torch.eval import manifest
-from rsm_torch.eval.run_folder import MEMORIES, RESULTS, TIMINGS, DamagedRun, parsed
-from rsm_torch.files import read_file
+from rsm_torch.eval.run_folder import (
+    MEMORIES,
+    RESULTS,
+    TIMINGS,
+    DamagedRun,
+    Row,
+    read_last,
+    read_timings,
+)  # fmt: skip
 
 # Settings that no two runs in one table may differ in.
 SAME = (
-    "data_sha256", "limit", "sample", "budgets", "reader", "judge", "prompts", "chat", "tokenizer", "embedder",
-    "tau",
+    "data_sha256", "limit", "sample", "budgets", "reader", "judge", "prompts", "chat", "tokenizer",
+    "embedder", "tau",
 )  # fmt: skip
+ABOUT = ("dataset", "episode", "question", "category", "method", "budget", "seed", "tokens")
+TEXTS = ABOUT[:5]
 
 
 class ReportError(ValueError):
     """A run that cannot be reported, or runs that cannot stand in one table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One question put to one memory at one budget. `fallbacks`: how often the memory's model gave
-    nothing usable on the way; None of a memory that asks none."""
-
-    dataset: str
-    episode: str
-    question: str
-    category: str | None
-    method: str
-    budget: int | None
-    seed: int
-    tokens: float | None
-    metrics: Mapping[str, float | None]
-    scores: Mapping[str, float | None]
-    error: Mapping[str, Any] | None
-    fallbacks: int | None = None
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.dataset, self.episode, self.question, self.method, self.budget, self.seed
-
-
 @dataclass(frozen=True)
 class Run:
-    """A run's folder: `manifest` as it stands there, its rows in order, and whether the last line
-    of them was `torn`."""
+    """A run's folder.
+
+    Args:
+        manifest: as it stands there.
+        rows: a line for each question, method, budget and seed: `ABOUT`, "stage" (None, or where it
+            failed), "type" and "message" of an error, "fallbacks".
+        figures: the same lines; a column for each metric and score, NaN where unknown.
+        scores: the names of those that are scores.
+        torn: whether the last line of the results was cut off.
+    """
 
     folder: Path
     manifest: Mapping[str, Any] = field(repr=False)
-    rows: Sequence[Row] = field(repr=False)
-    memories: Sequence[Mapping[str, Any]] = field(repr=False)
-    timings: Sequence[Mapping[str, Any]] = field(repr=False)
-    torn: bool = False
+    rows: pd.DataFrame = field(repr=False)
+    figures: pd.DataFrame = field(repr=False)
+    scores: Sequence[str]
+    memories: pd.DataFrame = field(repr=False)
+    timings: pd.DataFrame = field(repr=False)
+    torn: bool
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -69,7 +67,7 @@ class Run:
 
     @property
     def datasets(self) -> list[str]:
-        return list(dict.fromkeys(row.dataset for row in self.rows))
+        return list(self.rows["dataset"].unique())
 
     @property
     def commits(self) -> list[str]:
@@ -99,49 +97,29 @@ def read_run(folder: Path) -> Run:
     Raises:
         FileNotFoundError: no such folder, or no manifest in it.
         ManifestError: a damaged manifest.
-        ReportError: no rows yet, a damaged line, a row that is there twice, or one that is missing
-            among others.
+        ReportError: no rows yet, or a damaged line.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected one that rsm eval wrote")
     held = manifest.read(folder)
-    lines, torn = _lines(folder / RESULTS)
-    rows = [_row(folder / RESULTS, at, line) for at, line in lines]
-    first: dict[tuple[Any, ...], int] = {}
-    for (at, _), row in zip(lines, rows, strict=True):
-        if first.setdefault(row.key, at) != at:
-            raise ReportError(
-                f"{folder / RESULTS}: line {at} has the question, method, budget and seed of line "
-                f"{first[row.key]}; run it again into a new folder"
-            )
-    _no_gaps(folder / RESULTS, [at for at, _ in lines], rows)
-    if not rows:
+    file = folder / RESULTS
+    try:
+        lines, memories = read_last(file), read_last(folder / MEMORIES)
+        timings = read_timings(folder / TIMINGS)
+    except DamagedRun as error:
+        raise ReportError(str(error)) from error
+    if not lines:
         raise ReportError(f"{folder}: no results yet; wait for its first rows, or run it again")
-    memories = [line for _, line in _lines(folder / MEMORIES)[0]]
-    timings = [line for _, line in _lines(folder / TIMINGS)[0]]
-    return Run(folder, held, rows, memories, timings, torn)
-
-
-def _no_gaps(file: Path, numbers: Sequence[int], rows: Sequence[Row]) -> None:
-    """Refuse rows from between which some are missing: every method and seed is asked the same
-    questions at the same budgets in the same order, each question at all budgets in turn."""
-    units: dict[tuple[str, int], list[int]] = {}
-    for place, row in enumerate(rows):
-        units.setdefault((row.method, row.seed), []).append(place)
-    budgets = len({row.budget for row in rows})
-    whole = max(units.values(), key=len, default=[])
-    for places in units.values():
-        for at, place in enumerate(places):
-            begin = rows[places[at - at % budgets]]  # of the same question
-            like = rows[whole[at]]
-            asked = (begin.episode, begin.question, like.budget)
-            same = (like.episode, like.question) == (begin.episode, begin.question)
-            if not same or (rows[place].episode, rows[place].question, rows[place].budget) != asked:
-                raise ReportError(
-                    f"{file}: line {numbers[place]} is out of order: a line is missing before it, "
-                    f"or before line {numbers[whole[at]]}; put the file back from a copy, or run "
-                    "again into a new folder"
-                )
+    figures = [_figures(file, line) for line in lines]
+    scores = dict.fromkeys(name for line in lines for name in line["scores"] or ())
+    with file.open("rb") as raw:
+        raw.seek(-1, 2)
+        torn = raw.read() != b"\n"
+    return Run(
+        folder, held, pd.DataFrame([_row(line) for line in lines], dtype=object),
+        pd.DataFrame(figures, dtype=float), list(scores), pd.DataFrame(memories, dtype=object),
+        pd.DataFrame(timings, dtype=object), torn,
+    )  # fmt: skip
 
 
 def differences(runs: Sequence[Run], dataset: str) -> list[str]:
@@ -156,59 +134,33 @@ def differences(runs: Sequence[Run], dataset: str) -> list[str]:
     return found
 
 
-def _lines(file: Path) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
-    """Numbered objects of a JSON-lines file, and whether its last line is torn. No file: none."""
-    if not file.exists():
-        return [], False
-    parts = read_file(file, None).split(b"\n")
-    out: list[tuple[int, dict[str, Any]]] = []
-    for at, part in enumerate(parts, 1):
-        if not part.strip():
-            continue
-        try:
-            out.append((at, parsed(file, at, part)))
-        except DamagedRun as error:
-            if at == len(parts):  # no newline behind it: its writing was cut off
-                return out, True
-            raise ReportError(str(error)) from error
-    return out, False
-
-
-def _row(file: Path, at: int, line: Mapping[str, Any]) -> Row:
-    metrics, scores = (dict(_figures(file, at, line, kind)) for kind in ("metrics", "scores"))
-    if both := metrics.keys() & scores.keys():
-        raise ReportError(f"{file}: line {at}: {', '.join(both)} is both a metric and a score")
-    error = line.get("error")
+def _row(line: Row) -> Row:
+    error = line["error"]
     if error is not None and not isinstance(error, Mapping):
         error = {"message": error}
-    category = line.get("category")
-    return Row(
-        dataset=_text(line["dataset"]),
-        episode=_text(line["episode"]),
-        question=_text(line["question"]),
-        category=None if category is None else _text(category),
-        method=_text(line["method"]),
-        budget=line.get("budget"),
-        seed=line["seed"],
-        tokens=line.get("tokens"),
-        metrics=metrics,
-        scores=scores,
-        error=None if error is None else {name: _text(part) for name, part in error.items()},
-        fallbacks=line.get("fallbacks"),
-    )
+    row = {name: line.get(name) for name in ABOUT}
+    row |= {name: _text(row[name]) for name in TEXTS if row[name] is not None}
+    said = {
+        name: None if error is None else _text(error.get(name, ""))
+        for name in ("stage", "type", "message")
+    }
+    return {**row, **said, "fallbacks": line.get("fallbacks")}
 
 
-def _figures(
-    file: Path, at: int, line: Mapping[str, Any], kind: str
-) -> Iterator[tuple[str, float | None]]:
-    for name, value in (line.get(kind) or {}).items():
-        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-            raise ReportError(f"{file}: line {at}: {kind} {name}: no number: {_short(str(value))}")
-        yield str(name), None if value is None else float(value)
+def _figures(file: Path, line: Row) -> Row:
+    metrics, scores = line["metrics"] or {}, line["scores"] or {}
+    about = f"{file}: question {line['question']!r:.80} of {line['method']!r:.80}"
+    if both := metrics.keys() & scores.keys():
+        raise ReportError(f"{about}: {', '.join(both)} is both a metric and a score")
+    for kind, of in (("metrics", metrics), ("scores", scores)):
+        for name, value in of.items():
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ReportError(f"{about}: {kind} {name}: no number: {_short(str(value))}")
+    return {**scores, **metrics}
 
 
 def _text(value: Any) -> str:
-    """What can be written to a file: of half a character, its number."""
+    """A text that can be written to a file: of half a character, its number."""
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,39 +1,117 @@
-"""A report's numbers laid out as headings, lists and tables."""
+"""A report as Markdown (GitHub's), and as one HTML file that needs no server, network or script."""
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rsm_torch.eval.report_blocks import Block, Command, Grid, Heading, Picture, Points, Text
-from rsm_torch.eval.report_estimates import FEWEST_EPISODES
+from rsm_torch.eval.report_figures import FEWEST_EPISODES
 
 Numbers = Mapping[str, Any]
 _LEVELS = (0.001, 0.01, 0.05)
 _TIMES = {"write_s": "write s", "read_ms": "read ms", "cost": "cost"}
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --line: #d5dae0;
+  --soft: #f4f6f8; --quiet: #57606a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e2e6eb; --paper: #14171b; --line: #373e47;
+  --soft: #1f242b; --quiet: #9aa4af; } }
+body { margin: 2rem auto; padding: 0 1.25rem; max-width: 92rem; background: var(--paper);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1, h2, h3 { line-height: 1.25; margin: 2rem 0 .6rem; }
+h2 { border-bottom: 1px solid var(--line); padding-bottom: .3rem; }
+p, ul { max-width: 60rem; }
+pre { background: var(--soft); border: 1px solid var(--line); border-radius: 4px;
+  padding: .6rem .8rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+table { display: block; overflow-x: auto; margin: .8rem 0; border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
+  white-space: nowrap; vertical-align: top; }
+th { color: var(--quiet); font-weight: 600; background: var(--soft); }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; }
+td:first-child { background: var(--paper); }
+td:not([style]) { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; text-align: left; }
+tbody tr:hover td { background: var(--soft); }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+"""
+# Nothing but the file itself may be loaded, whatever a dataset's texts hold.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def lay_out(
-    report: Numbers, pictures: Mapping[str, bytes], files: Mapping[str, str]
-) -> list[Block]:
-    """All blocks of a report. `pictures` and their `files` are named by dataset."""
-    out: list[Block] = [Heading(1, "Evaluation report"), Points(_legend(report))]
+def to_markdown(report: Numbers, pictures: Mapping[str, str]) -> str:
+    """The whole report. `pictures`: the address of each dataset's plot, where it has one."""
+    out = ["# Evaluation report", _points(_legend(report))]
     for name, dataset in report["datasets"].items():
-        out += [Heading(2, name), Text(_facts(dataset))]
+        out += [f"## {escape(name)}", escape(_facts(dataset))]
         for run in report["runs"]:
             if name in run["datasets"]:
-                out += [Command(run["command"]), Text(_made_by(run))]
-        out += [Points(dataset["notes"])] if dataset["notes"] else []
+                out += [_fenced(run["command"]), escape(_made_by(run))]
+        out += [_points(dataset["notes"])] if dataset["notes"] else []
         if name in pictures:
             about = f"{dataset['main']} against tokens, with the Pareto front, on {name}"
-            out.append(Picture(files[name], about, pictures[name]))
-        out += [
-            *_results(dataset),
-            *_categories(dataset),
-            *_stability(dataset),
-            *_failures(dataset),
-        ]
-    return out
+            out.append(f"![{escape(about)}]({pictures[name]})")
+        for part in (_results, _categories, _stability, _failures):
+            out += part(dataset)
+    return "\n\n".join(out) + "\n"
+
+
+def to_html(report: Numbers, pictures: Mapping[str, bytes]) -> str:
+    """One document, with the PNGs of `pictures` in it; a tag in a text is shown, not used."""
+    from markdown_it import MarkdownIt
+
+    inside = {
+        name: "data:image/png;base64," + b64encode(png).decode("ascii")
+        for name, png in pictures.items()
+    }
+    render = MarkdownIt("commonmark", {"html": False}).enable("table").render
+    body = render(to_markdown(report, inside))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Evaluation report</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n{body}</body>\n</html>\n"
+    )
+
+
+# -- Markdown --
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is: no tags, links, emphasis, code or columns of its own."""
+    text = " ".join(text.split()).replace("\\", "\\\\")
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([*`|]|(?<=\])[(\[:]|\b_|_\b)", r"\\\1", text)
+
+
+def _points(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {escape(text)}" for text in texts)
+
+
+def _fenced(text: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}sh\n{text}\n{fence}"
+
+
+def _grid(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    strong: frozenset[tuple[int, int]] | set[tuple[int, int]] = frozenset(),
+    texts: Sequence[int] = (),
+) -> str:
+    """A table. `strong`: (row, column) places that stand out. The first column and those numbered in
+    `texts` hold words, all others numbers."""
+    shown = [
+        [f"**{escape(t)}**" if (r, c) in strong else escape(t) for c, t in enumerate(row)]
+        for r, row in enumerate(rows)
+    ]
+    rule = ["---" if c in {0, *texts} else "---:" for c in range(len(head))]
+    lines = (list(map(escape, head)), rule, *shown)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+# -- numbers as text --
 
 
 def number(x: float | None) -> str:
@@ -141,24 +219,24 @@ def _budget(budget: int | None) -> str:
     return "No budget" if budget is None else f"At {budget:,} tokens"
 
 
-def _results(dataset: Numbers) -> Iterator[Block]:
+def _results(dataset: Numbers) -> Iterator[str]:
     """A table for each budget, and one for the figures that are the same at each."""
     free = dataset["free_of_budget"]
     bound = [name for name in _ordered(dataset) if name not in free]
     for budget in dict.fromkeys(cell["budget"] for cell in dataset["cells"]):
         cells = [cell for cell in dataset["cells"] if cell["budget"] == budget]
-        yield Heading(3, _budget(budget))
+        yield f"### {_budget(budget)}"
         yield _table(dataset, cells, bound, costs=True)
     first = {cell["method"]: cell for cell in reversed(dataset["cells"])}
     if free:
-        yield Heading(3, "The same at every budget")
+        yield "### The same at every budget"
         cells = [cell for cell in dataset["cells"] if first[cell["method"]] is cell]
         yield _table(dataset, cells, [name for name in _ordered(dataset) if name in free])
 
 
 def _table(
     dataset: Numbers, cells: Sequence[Numbers], names: Sequence[str], costs: bool = False
-) -> Grid:
+) -> str:
     """Methods by figures; `costs`: and by what they failed at, sent and held."""
     versus = {(v["figure"], v["method"], v["budget"]): v for v in dataset["versus"]}
     head, rows = _costs(cells) if costs else (["method"], [[cell["method"]] for cell in cells])
@@ -173,7 +251,7 @@ def _table(
         for row, cell, found in zip(rows, cells, column, strict=True):
             arrows = mark(versus.get((name, cell["method"], cell["budget"])))
             row.append(" ".join(filter(None, (estimate(found, n=not shared), arrows))))
-    return Grid(head, rows, frozenset(strong))
+    return _grid(head, rows, strong)
 
 
 def _costs(cells: Sequence[Numbers]) -> tuple[list[str], list[list[str]]]:
@@ -216,7 +294,7 @@ def _shared_n(column: Sequence[Numbers | None]) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _categories(dataset: Numbers) -> Iterator[Block]:
+def _categories(dataset: Numbers) -> Iterator[str]:
     """The main figure by category, a table for each budget."""
     found = dataset["categories"].get(dataset["main"], {})
     if len(found) < 2:
@@ -233,11 +311,11 @@ def _categories(dataset: Numbers) -> Iterator[Block]:
             head.append(category + (f" (n {shared:,})" if shared else ""))
             for row, one in zip(rows, column, strict=True):
                 row.append(estimate(one, n=not shared))
-        yield Heading(3, f"{dataset['main']} by category. {_budget(budget)}")
-        yield Grid(head, rows, frozenset(strong))
+        yield escape(f"### {dataset['main']} by category. {_budget(budget)}")
+        yield _grid(head, rows, strong)
 
 
-def _stability(dataset: Numbers) -> Iterator[Block]:
+def _stability(dataset: Numbers) -> Iterator[str]:
     stability = dataset["stability"]
     lines = []
     for half in stability["split_half"]:
@@ -254,14 +332,13 @@ def _stability(dataset: Numbers) -> Iterator[Block]:
             f"correlate by {rerun['r']:.3f} [{rerun['low']:.3f}, {rerun['high']:.3f}] (Pearson)."
         )
     if lines:
-        yield Heading(3, f"Stability of {dataset['main']}")
-        yield Points(lines)
+        yield escape(f"### Stability of {dataset['main']}")
+        yield _points(lines)
 
 
-def _failures(dataset: Numbers) -> Iterator[Block]:
+def _failures(dataset: Numbers) -> Iterator[str]:
     if dataset["errors"]:
-        yield Heading(3, "Failures")
+        yield "### Failures"
         head = ["method", "rows", "stage", "type", "message"]
-        names = ("method", "rows", "stage", "type", "message")
-        rows = [[str(error[name]) for name in names] for error in dataset["errors"]]
-        yield Grid(head, rows, texts=frozenset((2, 3, 4)))
+        rows = [[str(error[name]) for name in head] for error in dataset["errors"]]
+        yield _grid(head, rows, texts=(2, 3, 4))

@@ -1,8 +1,8 @@
-"""The files of a run: lines in a fixed order, added to, or replaced one for one where they failed.
+"""The files of a run: JSON lines with a key. Of lines with the same key the last one counts.
 
 `results.jsonl` and `memories.jsonl` hold nothing that differs between two runs of the same work;
-what does stands in `timings.jsonl`. Work is counted by whole lines, so that a run which was killed
-goes on from what is there: a torn last line is cut away.
+what does stands in `timings.jsonl`, whose lines of one key add up. Files are only appended to: a line
+that a kill cut short is dropped at the next start.
 """
 
 from __future__ import annotations
@@ -10,33 +10,43 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from rsm_torch.files import open_regular, parse_json, whole
+from rsm_torch.files import open_regular, parse_json
 
 RESULTS, MEMORIES, TIMINGS = "results.jsonl", "memories.jsonl", "timings.jsonl"
 LOCK = ".lock"
 REMEDY = "put the file back from a copy, or run again into a new folder"
-_ABOUT = ("dataset", "episode", "method", "seed")
-NEEDED = {  # what a line of each file has at least
-    RESULTS: (*_ABOUT, "question", "budget", "tokens", "ids", "metrics", "scores", "error"),
-    MEMORIES: (*_ABOUT, "chunks", "groups", "bytes"),
-    TIMINGS: (*_ABOUT, "budget", "questions", "write_s"),
+_UNIT = ("dataset", "method", "seed", "episode")
+KEYS = {
+    RESULTS: (*_UNIT, "question", "budget"),
+    MEMORIES: _UNIT,
+    TIMINGS: (*_UNIT, "budget"),
 }
+NEEDED = {  # what a line has besides its key
+    RESULTS: ("tokens", "ids", "metrics", "scores", "error"),
+    MEMORIES: ("chunks", "groups", "bytes"),
+    TIMINGS: (),
+}
+
+Key = tuple[Any, ...]
+Row = dict[str, Any]
 
 
 class DamagedRun(ValueError):
-    """A line of a run's file that cannot be read, or that stands where another one should."""
+    """A run's file with a line that cannot be read, or that is about something else."""
 
 
-def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """What line `number` (from 1) of a run's file says.
+def parsed(path: Path, number: int, line: bytes) -> Row:
+    """The object in line `number` (from 1) of a run's file.
 
     Raises:
-        DamagedRun: it is no object in JSON, or lacks what every line of such a file has.
+        DamagedRun: no object in JSON, a field is missing, or has a value of another kind.
     """
     try:
         row = parse_json(f"{path}: line {number}", line)
@@ -44,13 +54,13 @@ def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise DamagedRun(f"{error}; {REMEDY}") from None
     if not isinstance(row, dict):
         raise DamagedRun(f"{path}: line {number} is no object; {REMEDY}")
-    needed = NEEDED.get(path.name, ())
+    needed = (*KEYS.get(path.name, ()), *NEEDED.get(path.name, ()))
     if missing := [name for name in needed if name not in row]:
         raise DamagedRun(f"{path}: line {number} has no {', '.join(missing)}; {REMEDY}")
-    wrong = [name for name in row if needed and not KINDS.get(name, _is_small)(row[name])]
-    if wrong:
-        shown = f"{json.dumps(row[wrong[0]]):.80}"
-        raise DamagedRun(f"{path}: line {number}: {wrong[0]} cannot be {shown}; {REMEDY}")
+    for name, value in row.items():
+        if needed and not _KINDS.get(name, _is_small)(value):
+            shown = f"{json.dumps(value):.80}"
+            raise DamagedRun(f"{path}: line {number}: {name} cannot be {shown}; {REMEDY}")
     return row
 
 
@@ -64,144 +74,234 @@ def _is_number(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and abs(value) < 1e300)
 
 
-KINDS: dict[str, Callable[[Any], bool]] = {
+_NUMBERS = (
+    "budget", "tokens", "chunks", "groups", "bytes", "questions", "write_s", "read_s", "fallbacks",
+)  # fmt: skip
+_KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("dataset", "episode", "method"), lambda value: isinstance(value, str)),
     **dict.fromkeys(("metrics", "scores"), lambda value: isinstance(value, (dict, type(None)))),
-    **dict.fromkeys(
-        ("budget", "tokens", "chunks", "groups", "bytes", "questions", "write_s", "read_s",
-         "fallbacks"), _is_number,
-    ),
+    **dict.fromkeys(_NUMBERS, _is_number),
+    "question": lambda value: isinstance(value, str) or type(value) is int,
     "seed": lambda value: type(value) is int,
-}  # fmt: skip
+}
+
+
+def read_lines(path: Path) -> Iterator[Row]:
+    """The whole lines of a file in order; none where there is no file.
+
+    Raises:
+        DamagedRun: a line that cannot be read.
+    """
+    if path.exists():
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield parsed(path, number, line)
+
+
+def read_last(path: Path) -> list[Row]:
+    """The lines that count, each in the place of the first with its key. "ids" are left out: they
+    are most of a line, and no figure needs them."""
+    last: dict[Key, Row] = {}
+    for row in read_lines(path):
+        row.pop("ids", None)
+        last[key_of(path, row)] = row
+    return list(last.values())
+
+
+def read_timings(path: Path) -> list[Row]:
+    """One line for each key: what lines of a key measured added up, but for `write_s`: the time of
+    the last write counts. None where no memory was written whole."""
+    total: dict[Key, Row] = {}
+    for row in read_lines(path):
+        key = key_of(path, row)
+        if (sums := total.get(key)) is None:
+            about = dict(zip(KEYS[TIMINGS], key, strict=True))
+            sums = total[key] = {**about, "questions": 0, "read_s": 0.0, "write_s": None}
+        for name, value in row.items():
+            if name == "write_s":
+                sums[name] = value
+            elif name not in KEYS[TIMINGS] and type(value) in (int, float):
+                sums[name] = sums.get(name, 0) + value
+    return list(total.values())
+
+
+def key_of(path: Path, row: Mapping[str, Any]) -> Key:
+    return tuple(row[name] for name in KEYS[path.name])
 
 
 class Lines:
-    """A file of JSON lines that grows by whole batches.
+    """A file of JSON lines that grows by batches.
 
     Args:
         path: the file; made where it is missing.
+        state: what to remember of a line.
+
+    Attributes:
+        held: the state of the last line of each key.
 
     Raises:
         ValueError: it is no regular file.
+        DamagedRun: a line that cannot be read; nothing is changed.
         RuntimeError: from a call in a process that was forked after it was opened.
     """
 
-    def __init__(self, path: Path):
-        self.path, self._process = path, os.getpid()
+    def __init__(self, path: Path, state: Callable[[Row], Any]):
+        self.path, self._state, self._process = path, state, os.getpid()
         self._file = open_regular(path, "a+b")
-        self.count = self._whole_lines()
+        self.held: dict[Key, Any] = {}
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
 
-    def _whole_lines(self) -> int:
-        """How many whole lines there are; a torn one at the end is cut away."""
+    def _read(self) -> None:
+        """Fill `held`, and cut away a torn line at the end."""
         self._file.seek(0)
-        count = end = 0
-        for line in self._file:
+        end = 0
+        for number, line in enumerate(self._file, 1):
             if line.endswith(b"\n"):
-                count, end = count + 1, end + len(line)
-        self._cut(end)
-        return count
+                row = parsed(self.path, number, line)
+                self.held[key_of(self.path, row)] = self._state(row)
+                end += len(line)
+        if self._file.seek(0, os.SEEK_END) > end:
+            self._file.truncate(end)
+            self._sync()
 
-    def keep(self, lines: int) -> None:
-        """Cut the file back to its first `lines` lines."""
-        self._check_process()
-        if lines >= self.count:
-            return
-        self._file.seek(0)
-        self._cut(sum(len(next(self._file)) for _ in range(lines)))
-        self.count = lines
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add a batch, on disk when this returns."""
-        self._check_process()
-        lines = [_encoded(row) for row in rows]
-        if not lines:
-            return
-        self._file.write(b"".join(lines))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.count += len(lines)
-
-    def rows(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
-        """The lines from place `begin` on, before `end`."""
-        with open_regular(self.path) as file:
-            for number, line in enumerate(islice(file, begin, end), begin + 1):
-                yield parsed(self.path, number, line)
-
-    def replace(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Put others in the place of some lines: all of them, or after a kill none."""
-        if not rows:
-            return
-        self._check_process()
-        with open_regular(self.path) as old, whole(self.path) as new:
-            for place, line in enumerate(old):
-                new.write(_encoded(rows[place]) if place in rows else line)
-        self._file.close()
-        self._file = open_regular(self.path, "a+b")
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _check_process(self) -> None:
+    def add(self, rows: Iterable[Row]) -> None:
+        """Append a batch, on disk when this returns."""
         if self._process != os.getpid():
             raise RuntimeError(
                 f"{self.path}: was opened by process {self._process}, and this is process "
                 f"{os.getpid()}, forked from it; write results in the process that opened the run"
             )
+        rows = list(rows)
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        if not lines:
+            return
+        self._file.write("".join(lines).encode("utf-8", "backslashreplace"))
+        self._sync()
+        self.held.update((key_of(self.path, row), self._state(row)) for row in rows)
 
-    def _cut(self, end: int) -> None:
-        self._file.seek(0, os.SEEK_END)
-        if self._file.tell() > end:
-            self._file.truncate(end)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+    def close(self) -> None:
+        self._file.close()
 
-
-def _encoded(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "backslashreplace")
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
 
 class RunFolder:
     """The three files of a run, held against other processes. A context manager; closing keeps
-    everything.
+    everything. `results.held` has the stage of a line's error, `memories.held` whether a memory was
+    written.
 
     Raises:
         BlockingIOError: another process is writing this run.
+        DamagedRun: a line that cannot be read.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._lock = open_regular(folder / LOCK, "a+b")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go at a kill
-        except BlockingIOError:
-            self._lock.close()
-            raise BlockingIOError(
-                f"--out: another process is writing the run in {folder}; wait until it has ended, "
-                "or give another folder"
-            ) from None
-        self.results = Lines(folder / RESULTS)
-        self.memories = Lines(folder / MEMORIES)
-        self.timings = Lines(folder / TIMINGS)
+        with ExitStack() as opened:
+            lock = opened.enter_context(open_regular(folder / LOCK, "a+b"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go at a kill
+            except BlockingIOError:
+                raise BlockingIOError(
+                    f"--out: another process is writing the run in {folder}; wait until it has "
+                    "ended, or give another folder"
+                ) from None
+
+            def lines(name: str, state: Callable[[Row], Any]) -> Lines:
+                return opened.enter_context(closing(Lines(folder / name, state)))
+
+            self.results = lines(RESULTS, stage_of)
+            self.memories = lines(MEMORIES, lambda row: row["chunks"] is not None)
+            self.timings = lines(TIMINGS, lambda row: None)
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for lines in (self.results, self.memories, self.timings):
-            lines.close()
-        self._lock.close()
+        self._opened.close()
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file; none where there is no file.
+def stage_of(row: Mapping[str, Any]) -> str | None:
+    """Where a question failed; None where it did not."""
+    return row["error"] and row["error"]["stage"]
 
-    Raises:
-        DamagedRun: a line that cannot be read.
+
+# -- summary --
+
+
+def summarise(folder: Path) -> list[Row]:
+    """Means over questions (and seeds), in the order of the run.
+
+    Each line: method, budget, questions, errors, tokens, the means of every metric and score (over
+    the questions that have one; None where none has), and of the memory: chunks, groups and bytes
+    an episode, seconds to write all episodes and milliseconds to read one context, both None where
+    nothing was measured, and how often in all a model that runs the memory gave nothing usable,
+    None where none runs it.
     """
-    if not path.exists():
-        return
-    with open_regular(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
-                yield parsed(path, number, line)
+    cells: dict[Key, list[Row]] = defaultdict(list)
+    memories: dict[str, list[Row]] = defaultdict(list)
+    times: dict[Key, list[Row]] = defaultdict(list)
+    for row in read_last(folder / RESULTS):
+        cells[row["method"], row["budget"]].append(row)
+    for row in read_last(folder / MEMORIES):
+        memories[row["method"]].append(row)
+    for row in read_timings(folder / TIMINGS):
+        times[row["method"], row["budget"]].append(row)
+    return [
+        {
+            "method": method,
+            "budget": budget,
+            "questions": len(rows),
+            "errors": sum(row["error"] is not None for row in rows),
+            "tokens": mean(row["tokens"] for row in rows),
+            **{
+                kind: {name: mean(row[kind][name] for row in rows) for name in rows[0][kind]}
+                for kind in ("metrics", "scores")
+            },
+            **{
+                name: mean(row[name] for row in memories[method])
+                for name in ("chunks", "groups", "bytes")
+            },
+            **_seconds(times[method, budget]),
+            "fallbacks": fallbacks([*memories[method], *rows]),
+        }
+        for (method, budget), rows in cells.items()
+    ]
+
+
+def commonest_error(folder: Path) -> tuple[str, int]:
+    """The type and message that most failed lines of a run have, and how many have it; there must
+    be a failed line."""
+    errors = (row["error"] for row in read_last(folder / RESULTS))
+    kinds = Counter(f"{error['type']}: {error['message']}" for error in errors if error)
+    return kinds.most_common(1)[0]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of the values there are."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def fallbacks(lines: Iterable[Mapping[str, Any]]) -> int | None:
+    """How often the model of a memory gave nothing usable, by lines of memories and of questions;
+    None where no line tells."""
+    told = [line["fallbacks"] for line in lines if line.get("fallbacks") is not None]
+    return sum(told) if told else None
+
+
+def _seconds(rows: Sequence[Row]) -> dict[str, float | None]:
+    written = [row for row in rows if row["write_s"] is not None]
+    seeds, asked = {row["seed"] for row in written}, sum(row["questions"] for row in rows)
+    return {
+        "write_s": sum(row["write_s"] for row in written) / len(seeds) if seeds else None,
+        "read_ms": 1000 * sum(row["read_s"] for row in rows) / asked if asked else None,
+    }

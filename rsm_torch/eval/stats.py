@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from rsm_torch.eval.samples import Floats, pair, sample, share
 
 RESAMPLES = 10_000
 EXACT_BELOW = 25  # discordant pairs under which McNemar's test is the exact binomial one
 _BATCH = 4_000_000  # counts drawn at a time: 32 MB
 _MEANS = 4_000_000  # resampled means held at a time
 
+Floats = NDArray[np.float64]
 Labels = Sequence[Hashable] | NDArray
 
 
@@ -59,70 +57,6 @@ class McNemar:
     statistic: float | None
 
 
-def mean_interval(
-    values: ArrayLike,
-    *,
-    clusters: Labels | None = None,
-    method: Literal["bootstrap", "t"] = "bootstrap",
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Estimate:
-    """A mean with its interval.
-
-    Args:
-        values: [n], n ≥ 2, finite. Equal values give an interval of no width.
-        clusters: [n] labels; whole clusters are drawn (bootstrap alone).
-        method: percentile bootstrap, or Student's t with n - 1 degrees of freedom.
-        confidence: in (0, 1).
-        resamples, seed: of the bootstrap.
-
-    Raises:
-        ValueError: naming the argument.
-    """
-    x = sample("values", values)
-    share("confidence", confidence)
-    if method == "bootstrap":
-        return mean_intervals(x[:, None], clusters, confidence, resamples, seed)[0]
-    if method != "t":
-        raise ValueError(f"method: expected 'bootstrap' or 't', got {method!r}")
-    if clusters is not None:
-        raise ValueError("clusters: a t interval takes values for independent; use 'bootstrap'")
-    from scipy import stats
-
-    half = float(stats.t.ppf((1 + confidence) / 2, len(x) - 1) * stats.sem(x))
-    return Estimate(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half, len(x))
-
-
-def paired_bootstrap(
-    a: ArrayLike,
-    b: ArrayLike,
-    *,
-    clusters: Labels | None = None,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Comparison:
-    """Is a's mean another than b's? Percentile interval of the mean difference, and p.
-
-    p is twice the smaller share of resampled means on either side of 0 (both with the observed
-    sample counted in, so never 0), but no less than 2^(1 - u), where u counts the values (clusters)
-    that differ at all: the least p of a test by signs. Without that bound three questions that
-    differ the same way would pass for proof. All differences 0: p = 1. All differences c ≠ 0: the
-    interval is [c, c] and p the larger of 2 / (resamples + 1) and 2^(1 - u).
-
-    Args:
-        a, b: [n], n ≥ 2, finite; a[i] and b[i] belong to one question.
-        clusters, confidence, resamples, seed: as in `mean_interval`.
-
-    Raises:
-        ValueError: naming the argument.
-    """
-    x, y = pair(a, b)
-    share("confidence", confidence)
-    return comparisons((x - y)[:, None], clusters, confidence, resamples, seed)[0]
-
-
 def mean_intervals(
     columns: Floats,
     clusters: Labels | None = None,
@@ -130,13 +64,22 @@ def mean_intervals(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[Estimate]:
-    """`mean_interval` of each column of [n, C] by the same draws."""
+    """The mean of each column of [n, C] with its percentile bootstrap interval, all by the same
+    draws. Equal values give an interval of no width.
+
+    Args:
+        columns: finite, n ≥ 2.
+        clusters: [n] labels; whole clusters are drawn.
+        confidence: in (0, 1).
+
+    Raises:
+        ValueError: naming the argument.
+    """
     n, groups = len(columns), _group_count(clusters)
     out = []
-    for part in _parts(columns, clusters, resamples):
-        low, high = _percentiles(_resampled(*part, resamples, seed), confidence)
-        means = part[0].sum(0) / n
-        rows = zip(means.tolist(), low.tolist(), high.tolist(), strict=True)
+    for sums, counts in _parts(columns, clusters, resamples):
+        low, high = _percentiles(_resampled(sums, counts, resamples, seed), confidence)
+        rows = zip((sums.sum(0) / n).tolist(), low.tolist(), high.tolist(), strict=True)
         out += [Estimate(*row, n, groups) for row in rows]
     return out
 
@@ -148,7 +91,16 @@ def comparisons(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[Comparison]:
-    """`paired_bootstrap` of each column of [n, C] differences by the same draws."""
+    """Is the mean of each column of [n, C] paired differences another than 0? By the same draws.
+
+    p is twice the smaller share of resampled means on either side of 0 (both with the observed
+    sample counted in, so never 0), but no less than 2^(1 - u), where u counts the values (clusters)
+    that differ at all: the least p of a test by signs. Without that bound three questions that
+    differ the same way would pass for proof. All differences 0: p = 1. All differences c ≠ 0: the
+    interval is [c, c] and p the larger of 2 / (resamples + 1) and 2^(1 - u).
+
+    Args, Raises: as `mean_intervals`.
+    """
     n, groups = len(differences), _group_count(clusters)
     out = []
     for sums, counts in _parts(differences, clusters, resamples):
@@ -167,61 +119,97 @@ def comparisons(
 
 
 def mcnemar(a: ArrayLike, b: ArrayLike) -> McNemar:
-    """McNemar's test of two lists of right (1) and wrong (0) answers to the same questions.
-
-    Under 25 discordant pairs: exact two-sided binomial test of 1/2. From 25 on: chi-square with
-    Edwards' continuity correction, (|only_a - only_b| - 1)² / (only_a + only_b). No discordant
-    pair: p = 1.
+    """McNemar's test of right (1) and wrong (0) answers to the same questions: exact under 25
+    discordant pairs, else chi-square with Edwards' continuity correction.
 
     Raises:
         ValueError: unequal lengths, or values other than 0 and 1.
     """
-    x, y = pair(a, b)
-    for name, values in (("a", x), ("b", y)):
-        if not np.isin(values, (0.0, 1.0)).all():
-            raise ValueError(f"{name}: McNemar's test takes 0 and 1 alone; compare means instead")
-    return mcnemar_counts(int(((x == 1) & (y == 0)).sum()), int(((x == 0) & (y == 1)).sum()))
+    from statsmodels.stats.contingency_tables import mcnemar as test
 
-
-def mcnemar_counts(only_a: int, only_b: int) -> McNemar:
-    """`mcnemar` from the two counts of discordant pairs."""
-    if min(only_a, only_b) < 0:
-        raise ValueError(f"only_a, only_b: expected counts of pairs, got {only_a} and {only_b}")
-    from scipy import stats
-
-    pairs = only_a + only_b
-    if pairs == 0:
-        return McNemar(0, 0, 1.0, True, None)
-    if pairs < EXACT_BELOW:
-        return McNemar(only_a, only_b, float(stats.binomtest(only_a, pairs).pvalue), True, None)
-    statistic = max(0, abs(only_a - only_b) - 1) ** 2 / pairs
-    return McNemar(only_a, only_b, float(stats.chi2.sf(statistic, 1)), False, statistic)
+    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"a, b: expected one value each a question, got {x.shape} and {y.shape}")
+    if not np.isin(np.concatenate([x, y]), (0.0, 1.0)).all():
+        raise ValueError("a, b: McNemar's test takes 0 and 1 alone; compare means instead")
+    only_a, only_b = int((x > y).sum()), int((y > x).sum())
+    if only_a == only_b:  # statsmodels divides by 0 at none, and corrects past 0 at equal ones
+        exact = only_a + only_b < EXACT_BELOW
+        return McNemar(only_a, only_b, 1.0, exact, None if exact else 0.0)
+    exact = only_a + only_b < EXACT_BELOW
+    found = test([[0, only_a], [only_b, 0]], exact=exact, correction=True)
+    statistic = None if exact else float(found.statistic)
+    return McNemar(only_a, only_b, float(found.pvalue), exact, statistic)
 
 
 def holm(p: ArrayLike) -> Floats:
-    """Holm's step-down correction: adjusted p [m] in the order given, each at most 1.
+    """Holm's step-down correction: adjusted p [m] in the order given, each at most 1. An adjusted p
+    under alpha is significant with the chance of any false finding held under alpha."""
+    from statsmodels.stats.multitest import multipletests
 
-    The i-th smallest of m is multiplied by m - i + 1 and is never less than the one before it
-    (Holm, Scandinavian Journal of Statistics 6, 1979). An adjusted p under alpha is significant
-    with the chance of any false finding held under alpha. No p at all: an empty array.
-
-    Raises:
-        ValueError: a p that is no number in [0, 1].
-    """
     x = np.asarray(p, dtype=float)
     if x.ndim != 1 or not ((x >= 0) & (x <= 1)).all():
         raise ValueError(f"p: expected a list of numbers in [0, 1], got {p!r}")
-    order = np.argsort(x, kind="stable")
-    stepped = np.maximum.accumulate(x[order] * np.arange(len(x), 0, -1))
-    out = np.empty_like(x)
-    out[order] = np.minimum(1.0, stepped)
-    return out
+    return multipletests(x, method="holm")[1] if len(x) else x
+
+
+def split_half(scores: Floats, splits: int = 1000, seed: int = 0) -> dict[str, float | int | None]:
+    """Agreement of random halves of the questions about the methods, averaged over `splits`.
+
+    Args:
+        scores: [M, n] methods by questions (or episodes), M ≥ 2, n ≥ 4, finite. With odd n, one
+            question, another each time, is left out.
+
+    Returns:
+        difference: mean absolute difference of a method's means in the two halves; correlation:
+        mean Spearman correlation of the two rankings, None where no split ranks the methods;
+        same_best: share of splits in which both halves have a best method in common; ranked: splits
+        the correlation is over; splits.
+    """
+    from scipy.stats import rankdata
+
+    rng, half = np.random.default_rng(seed), scores.shape[1] // 2
+    orders = np.stack([rng.permutation(scores.shape[1]) for _ in range(splits)])
+    first, second = (
+        np.stack([scores[:, order].mean(1) for order in orders[:, part]])
+        for part in (slice(half), slice(half, 2 * half))
+    )
+    ranks = [rankdata(np.round(means, 12), axis=1) for means in (first, second)]
+    a, b = (rank - rank.mean(1, keepdims=True) for rank in ranks)
+    scale = np.sqrt((a**2).sum(1) * (b**2).sum(1))
+    correlations = (a * b).sum(1)[scale > 0] / scale[scale > 0]
+    best = [rank == rank.max(1, keepdims=True) for rank in ranks]
+    return {
+        "difference": float(np.abs(first - second).mean()),
+        "correlation": float(correlations.mean()) if len(correlations) else None,
+        "same_best": float((best[0] & best[1]).any(1).mean()),
+        "ranked": len(correlations),
+        "splits": splits,
+    }
+
+
+def rerun_correlation(a: Floats, b: Floats) -> dict[str, float | int] | None:
+    """Pearson's r of two runs' values [n] of the same questions, its 95 % interval by Fisher's z
+    and two-sided p; None of fewer than 3 values, and where those of a run are all equal."""
+    from scipy.stats import pearsonr
+
+    if len(a) < 3 or any(np.ptp(x) <= 1e-12 * np.abs(x).max() for x in (a, b)):
+        return None
+    found = pearsonr(a, b)
+    r = float(np.clip(found.statistic, -1, 1))
+    low, high = (-1.0, 1.0) if len(a) == 3 else (r, r)  # where z has no variance, or is infinite
+    if len(a) > 3 and abs(r) <= 1 - 1e-12:
+        low, high = map(float, found.confidence_interval(0.95))
+    return {"r": r, "low": low, "high": high, "p": float(found.pvalue), "n": len(a)}
 
 
 def _parts(
     columns: Floats, clusters: Labels | None, resamples: int
 ) -> Iterator[tuple[Floats, Floats]]:
     """Sums [G, C] and counts [G, 1] per cluster (per value without clusters), C limited."""
+    if not np.isfinite(columns).all():
+        at = np.flatnonzero(~np.isfinite(columns).all(1))[:5].tolist()
+        raise ValueError(f"values: not finite at {at}; leave such questions out first")
     sums, counts = columns, np.ones((len(columns), 1))
     if clusters is not None:
         index = {label: i for i, label in enumerate(dict.fromkeys(clusters))}
@@ -260,6 +248,8 @@ def _resampled(sums: Floats, counts: Floats, resamples: int, seed: int) -> Float
 
 
 def _percentiles(drawn: Floats, confidence: float) -> tuple[Floats, Floats]:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: expected a number in (0, 1), got {confidence}")
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail), axis=0)
     return low, high

@@ -22,24 +22,19 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from rsm_torch.baselines.vectors.budget_rag import BudgetRAG
-from rsm_torch.baselines.vectors.dp_means import DPMeans
-from rsm_torch.baselines.vectors.full_rag import FullRAG
+from rsm_torch.baselines.vectors.clusters import DPMeans, OnlineKMeans, StreamingProto
+from rsm_torch.baselines.vectors.flat import BudgetRAG, FullRAG
 from rsm_torch.baselines.vectors.intake import Streams
 from rsm_torch.baselines.vectors.oja import Oja
-from rsm_torch.baselines.vectors.online_kmeans import OnlineKMeans
-from rsm_torch.baselines.vectors.protocol import Found, VectorMemory
 from rsm_torch.baselines.vectors.rag_kmeans import RAGKMeans
-from rsm_torch.baselines.vectors.rsm import RSMVectors
-from rsm_torch.baselines.vectors.rsm_centroid import RSMCentroid
+from rsm_torch.baselines.vectors.ranking import Found
+from rsm_torch.baselines.vectors.rsm import RSMCentroid, RSMVectors
 from rsm_torch.baselines.vectors.settings import VectorSettings
-from rsm_torch.baselines.vectors.streaming_proto import StreamingProto
 
 __all__ = [
     "VECTOR_MEMORIES",
     "Found",
     "Streams",
-    "VectorMemory",
     "VectorSettings",
     "make_vectors",
 ]

@@ -30,6 +30,10 @@ import torch
 from torch import Tensor
 
 from rsm_torch.baselines.vectors.settings import VectorSettings
+from rsm_torch.config import RSMConfig
+from rsm_torch.outputs import AtomScore
+from rsm_torch.storage import codec
+from rsm_torch.storage.pq import CODEWORDS, SUBVECTOR
 
 NUMBER = 8  # int64
 GROUP = 4  # int32
@@ -64,6 +68,23 @@ def clustered(dim: int, rows: bool) -> Sizes:
 def projected(dim: int, directions: int) -> Sizes:
     """One subspace a stream; items by their coefficients."""
     return Sizes(FLOAT * directions + NUMBER, FLOAT * directions * dim)
+
+
+def stored(config: RSMConfig, atom_score: AtomScore = "v1", trained: bool = False) -> Sizes:
+    """Rows and bases as RSM stores them; by a product quantiser once it is `trained`, in int8 until
+    then. With `atom_score="centroid"` a query needs the sums of atoms too."""
+    D = config.dim
+    plain = codec("int8" if config.storage == "pq" else config.storage, D)
+    row = plain.nbytes(1, D) if config.members == "full" else FLOAT * config.rank
+    shared = 0
+    if config.storage == "pq" and trained:
+        sub = min(SUBVECTOR, D)
+        pieces = -(-D // sub)
+        row, shared = pieces + 4, FLOAT * CODEWORDS * sub * pieces
+    group = plain.nbytes(config.rank, D) + COUNT
+    if atom_score == "centroid":
+        group += FLOAT * D
+    return Sizes(row + NUMBER + GROUP, group, shared)
 
 
 @dataclass(frozen=True)

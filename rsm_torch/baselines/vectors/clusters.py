@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from rsm_torch.baselines.vectors.bytes import clustered, limits_of
-from rsm_torch.baselines.vectors.grouped import find_in_groups
 from rsm_torch.baselines.vectors.intake import Streams
 from rsm_torch.baselines.vectors.items import Items, double, grown
-from rsm_torch.baselines.vectors.protocol import Found
-from rsm_torch.baselines.vectors.ranking import NONE
-from rsm_torch.baselines.vectors.settings import VectorSettings
+from rsm_torch.baselines.vectors.ranking import NONE, Found, find_in_groups
+from rsm_torch.baselines.vectors.settings import DEFAULT_GROUPS, VectorSettings
+from rsm_torch.memory import threshold
+from rsm_torch.storage.floats import ROUNDING
 
 
 class Grouped(Streams):
@@ -143,3 +143,94 @@ def inner(x: Tensor, prototypes: Tensor) -> Tensor:
 def mean_moved(prototype: Tensor, x: Tensor, count: Tensor) -> Tensor:
     """The running mean, p + (x - p) / n."""
     return prototype + (x - prototype) / count
+
+
+class StreamingProto(OnlineClusters):
+    """Streaming-Proto: a fixed number of unit prototypes, moved by what is nearest to them.
+
+    Online spherical k-means with the rate 1/n (Zhong, Efficient online spherical k-means clustering,
+    IJCNN 2005), which takes the first `max_groups` chunks as its prototypes:
+
+    - while there are fewer than `max_groups` prototypes, chunk x opens one, p = x;
+    - then i = arg max p_i·x, n_i ← n_i + 1, p_i ← ((n_i - 1) p_i + x) / ‖(n_i - 1) p_i + x‖.
+
+    No threshold: every chunk after the first `max_groups` joins, however far it is. What is kept and
+    counted: `clusters.py`.
+    """
+
+    def __init__(self, name: str, settings: VectorSettings) -> None:
+        super().__init__(name, settings, DEFAULT_GROUPS)
+
+    def _scores(self, x: Tensor, prototypes: Tensor) -> Tensor:
+        return inner(x, prototypes)
+
+    def _opens(self, x: Tensor, prototypes: Tensor, dead: Tensor, best: Tensor) -> Tensor:
+        return torch.ones_like(best, dtype=torch.bool)
+
+    def _moved(self, prototype: Tensor, x: Tensor, count: Tensor) -> Tensor:
+        moved = prototype * (count - 1) + x
+        norm = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
+        # Where x is opposite to a prototype of one member nothing is left: the prototype stays.
+        return torch.where(norm > 1e-6, moved / norm, prototype)
+
+
+SAME = 1e-6  # what rounding leaves between two unit rows of one direction
+
+
+class OnlineKMeans(OnlineClusters):
+    """Online k-means, MacQueen's (Some methods for classification and analysis of multivariate
+    observations, 1967): k means, each the mean of all chunks that went to it.
+
+    - The first k distinct chunks are the means to begin with, k = `max_groups`. Distinct is more
+      than SAME apart after normalisation; a repeated one counts with its twin.
+    - Then i = arg min ‖x - p_i‖² = arg max (x·p_i - ‖p_i‖² / 2), n_i ← n_i + 1,
+      p_i ← p_i + (x - p_i) / n_i.
+
+    Distances are Euclidean and means are not normalised, as published. What is kept and counted:
+    `clusters.py`.
+    """
+
+    def __init__(self, name: str, settings: VectorSettings) -> None:
+        super().__init__(name, settings, DEFAULT_GROUPS)
+
+    def _scores(self, x: Tensor, prototypes: Tensor) -> Tensor:
+        return inner(x, prototypes) - prototypes.square().sum(-1) / 2
+
+    def _opens(self, x: Tensor, prototypes: Tensor, dead: Tensor, best: Tensor) -> Tensor:
+        # Until there are k, every mean is the mean of equal chunks, and so is that chunk.
+        apart = (prototypes - x[:, None]).square().sum(-1)
+        return ((apart > SAME**2) | dead).all(1)
+
+    def _moved(self, prototype: Tensor, x: Tensor, count: Tensor) -> Tensor:
+        return mean_moved(prototype, x, count)
+
+
+class DPMeans(OnlineClusters):
+    """Online DP-means: as many clusters as a threshold makes (Kulis and Jordan, Revisiting k-means: new
+    algorithms via Bayesian nonparametrics, ICML 2012, one pass), with RSM's tau in the place of the
+    penalty λ.
+
+    - i = arg max cos(x, p_i). If there is no cluster, or cos(x, p_i) < tau, x opens one, p = x;
+    - else n_i ← n_i + 1, p_i ← p_i + (x - p_i) / n_i, the running mean of its chunks.
+
+    The published penalty is on ‖x - p‖²; here it is on the cosine, so that the threshold is the one RSM
+    is given: the partition is that of RSM's gate without its members (`rsm-cent-merge`), and what
+    differs from that method is how it is searched. With `max_groups`, or the share of a byte budget
+    (`bytes.py`), a chunk that would open one more joins the nearest. What is kept and counted:
+    `clusters.py`.
+    """
+
+    def __init__(self, name: str, settings: VectorSettings) -> None:
+        super().__init__(name, settings)
+        # As RSM's gate has it: an exact duplicate merges at tau = 1.
+        self.tau = threshold(settings.threshold(name), ROUNDING["float32"])
+
+    def _scores(self, x: Tensor, prototypes: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(prototypes, dim=-1)
+        return inner(x, prototypes) / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+
+    def _opens(self, x: Tensor, prototypes: Tensor, dead: Tensor, best: Tensor) -> Tensor:
+        return best < self.tau
+
+    def _moved(self, prototype: Tensor, x: Tensor, count: Tensor) -> Tensor:
+        return mean_moved(prototype, x, count)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rsm_torch.baselines.vectors.bytes import Limits, Sizes
-from rsm_torch.baselines.vectors.protocol import Found
+from rsm_torch.baselines.vectors.ranking import Found
 from rsm_torch.baselines.vectors.settings import VectorSettings
 from rsm_torch.checks import as_device, as_rows, as_slots, as_valid, unit_rows
 from rsm_torch.modes import modeless
@@ -18,7 +18,11 @@ Slots = Tensor | Sequence[int] | None
 
 
 class Streams(ABC):
-    """A `VectorMemory` but for the method itself.
+    """A memory of embeddings for so many streams ("slots" 0 .. streams-1), but for the method itself.
+
+    Items are numbered per stream from 0 in the order they are written; these numbers are the ids.
+    What a memory does not keep of an item it cannot find: methods that keep only prototypes return
+    the ids in the best prototypes, newest first, since nothing tells these apart.
 
     `limits` holds the method's sizes and what limits it; `seen` [streams] int64 is how many items
     were ever written to each stream, and so the number of its next one.

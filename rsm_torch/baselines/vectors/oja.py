@@ -32,7 +32,7 @@ from rsm_torch.baselines.vectors import ranking
 from rsm_torch.baselines.vectors.bytes import FLOAT, NUMBER, limits_of, projected
 from rsm_torch.baselines.vectors.flat import Flat
 from rsm_torch.baselines.vectors.items import Items
-from rsm_torch.baselines.vectors.protocol import Found
+from rsm_torch.baselines.vectors.ranking import Found
 from rsm_torch.baselines.vectors.settings import DEFAULT_GROUPS, VectorSettings
 
 # Of 1 … 64 over t, t^¾ and t^½, what found most of 1,388 LoCoMo turns again from noisy copies at

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from rsm_torch.baselines.vectors.clusters import Grouped
-from rsm_torch.baselines.vectors.grouped import find_in_groups
 from rsm_torch.baselines.vectors.items import Items
-from rsm_torch.baselines.vectors.protocol import Found
+from rsm_torch.baselines.vectors.ranking import Found, find_in_groups
 from rsm_torch.baselines.vectors.settings import VectorSettings
 
 

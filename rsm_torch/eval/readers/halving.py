@@ -7,8 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from rsm_torch.eval.failures import failure
-from rsm_torch.eval.readers.protocol import Failure
+from rsm_torch.eval.readers.protocol import Failure, failure
 
 T = TypeVar("T")
 R = TypeVar("R")
