@@ -665,7 +665,7 @@ class AgentMemory:
             group[stream] = place
         for group in alike:
             places = list(group.values())
-            each = self._state.index.search_many(q[places], list(group), read)
+            each = self._state.index.search_many(q[places], list(group), read, self._store.vectors)
             for place, hits in zip(places, each, strict=True):
                 pairs[place] = hits
         items = self._store.by_chunk([chunk for some in pairs for chunk, _ in some])
