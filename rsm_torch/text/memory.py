@@ -153,6 +153,8 @@ class AgentMemory:
     Args:
         embedder: what `load_embedder` accepts; None: the packaged one or BGE-small.
         config: how to cluster; its `dim` is the embedder's. None: the defaults, with tau as below.
+            With storage "bits1" to "bits4" searches score the best forty again by their full rows,
+            which lie in the file, and in RAM where there is none.
             What its limits drop or merge is deleted or merged here, too: its `ttl` counts back
             from the newest `Item.time` of a stream, and reading does not count as use for
             "least_used". members="none" is refused: it could find no item.
