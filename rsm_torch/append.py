@@ -140,11 +140,14 @@ class Encoded:
     stored: np.ndarray
 
     def products(self, x: np.ndarray, first: int, out: np.ndarray) -> None:
-        n = out.shape[1]
+        n, codec = out.shape[1], self.state.codec
+        x = codec.rotate(x)
         for at in range(0, n, DECODE):
             some = self.stored[first + at : first + min(at + DECODE, n)]
-            rows = self.state.codec.floats(**self.state.parts(_near(some)))
-            host.products(rows, x, out[:, at : at + len(some)])
+            parts, here = self.state.parts(_near(some)), out[:, at : at + len(some)]
+            host.products(codec.numbers(parts["codes"]), x, here)
+            if "scale" in parts:
+                here *= parts["scale"]
 
 
 def _near(index: np.ndarray) -> np.ndarray | slice:

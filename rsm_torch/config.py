@@ -15,7 +15,9 @@ Routing = Literal["max", "centroid_first"]
 Scope = Literal["all", "nearest"]
 Gate = Literal["max_member", "centroid"]
 Kept = Literal["full", "coefficients", "none"]
-Storage = Literal["float32", "float16", "bfloat16", "int8", "pq"]
+Storage = Literal[
+    "float32", "float16", "bfloat16", "int8", "bits1", "bits2", "bits3", "bits4", "pq"
+]
 Policy = Literal["merge", "ward", "oldest", "least_used", "reservoir", "lightest"]
 DROPPING = ("oldest", "least_used")  # policies that drop whole atoms; the others merge them
 WIDEST = 2**24
@@ -45,7 +47,9 @@ class RSMConfig:
         members: what is kept of each member: its "full" row; the K "coefficients" of it in its
             atom's basis, from which rows are approximated; or "none", atoms alone.
         storage: how rows and bases are held: "float32", "float16", "bfloat16", "int8" (one scale a
-            row), or "pq" (product-quantised rows, int8 bases). Sums stay float32.
+            row), "bits1" to "bits4" (so many bits a number of rotated rows, whose scores are
+            unbiased estimates; on a CPU), or "pq" (product-quantised rows). Bases beside bits and
+            "pq" are int8. Sums stay float32.
         energy: an atom keeps as few directions (at most `rank`) as hold this share of its members'
             energy, Σ s_j² >= energy · Σ ‖x‖². 1: all `rank` of them.
         max_atoms, max_members: most atoms and members of a stream; None: no limit.

@@ -50,6 +50,7 @@ from rsm_torch.outputs import (
 from rsm_torch.search import Read
 from rsm_torch.spill import Spill, Spilled, as_spill
 from rsm_torch.state import EVENTS, State
+from rsm_torch.storage import BITS
 
 BACKENDS = ("reference", "numpy", "triton")
 LARGEST_ID = 2**62
@@ -966,10 +967,15 @@ def engine(config: RSMConfig, device: torch.device, backend: str) -> Host | Devi
         return Host(config, device)
     if backend in ("reference", "numpy"):
         raise ValueError(f"backend: {backend!r} runs on a CPU, not on {device}")
+    if config.storage in BITS:
+        raise ValueError(
+            f"storage: {config.storage!r} is held and searched on a CPU by NumPy alone, got device "
+            f"{str(device)!r} and backend {backend!r}; int8 is the least that kernels take"
+        )
     return Device(config, device)
 
 
 def threshold(tau: float, rounding: float) -> float:
     """tau as a gate can hold rounded rows to it: never nearer to 1 than they come, and at -1, where
-    everything merges, out of reach of rounding."""
-    return -2.0 if tau <= rounding - 1 else min(tau, 1 - rounding)
+    everything merges, below all scores."""
+    return -1e30 if tau <= rounding - 1 else min(tau, 1 - rounding)

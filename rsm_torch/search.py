@@ -216,6 +216,7 @@ def _dots(
         table = torch.from_numpy(parts["codes"])
         found = torch.sparse.sampled_addmm(pattern, torch.from_numpy(q), table.T, beta=0)
         return found.values().numpy()
+    q = codec.rotate(q)
     out = np.empty(n, np.float32)
     order = np.argsort(count, kind="stable")
     order = order[count[order] > 0]
@@ -228,8 +229,11 @@ def _dots(
         here = np.arange(width)
         inside = here < count[some, None]
         where = np.where(inside, first[some, None] + here, first[some, None])
-        decoded = codec.floats(**{k: c.take(rows[where.ravel()], 0) for k, c in parts.items()})
-        product = np.matmul(decoded.reshape(len(some), width, D), q[some, :, None])[..., 0]
+        held = rows[where.ravel()]
+        numbers = codec.numbers(parts["codes"].take(held, 0)).reshape(len(some), width, D)
+        product = np.matmul(numbers, q[some, :, None])[..., 0]
+        if "scale" in parts:
+            product *= parts["scale"].take(held).reshape(product.shape)
         out[where[inside]] = product[inside]
     return out
 

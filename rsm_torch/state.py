@@ -129,9 +129,13 @@ class State(Slots):
     def __init__(self, config: RSMConfig, device: torch.device) -> None:
         super().__init__()
         self.config, self.device = config, device
-        # Rows wait as int8 until there are enough of them to train a product quantiser.
-        self.codec = storage.codec("int8" if config.storage == "pq" else config.storage, config.dim)
-        self.basis_codec = self.codec
+        # Bases are int8 where rows are held by less; rows of "pq" are, too, until there are enough
+        # of them to train a product quantiser.
+        low = config.storage == "pq" or config.storage in storage.BITS
+        self.basis_codec = storage.codec("int8" if low else config.storage, config.dim)
+        self.codec = self.basis_codec
+        if config.storage in storage.BITS and config.members == "full":
+            self.codec = storage.codec(config.storage, config.dim)
         self.codebook: torch.Tensor | None = None
         self._make_pools()
         self.rows = Extents(ROW_FACTS, device, {"page": PAGE})

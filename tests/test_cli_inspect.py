@@ -18,7 +18,7 @@ from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
 from rsm_torch.text.memory import AgentMemory
 
-STORAGES = ("float32", "float16", "bfloat16", "int8", "pq")
+STORAGES = ("float32", "float16", "bfloat16", "int8", "bits1", "bits3", "pq")
 OF_THE_FILE = ("n_bases", "checksums", "open")  # for reading it stream by stream
 
 

@@ -96,7 +96,7 @@ def test_the_lightest_go_and_the_oldest_of_equals():
     assert memory.write(chunks(1, 1)).atoms.tolist() == [[-1]]  # one without a weight goes at once
 
 
-@pytest.mark.parametrize("storage", ["float32", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "int8", "bits2"])
 def test_members_that_come_and_go_leave_sums_and_bases_right(storage):
     # One at a time: most of the time the sum has only been subtracted from.
     memory = StreamMemory(RSMConfig(D, tau=0.5, max_members=100, storage=storage))

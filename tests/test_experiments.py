@@ -255,7 +255,7 @@ def test_what_keeps_the_newest_forgets_the_first_subject():
     assert course.by_group is None
 
 
-@pytest.mark.parametrize("storage", ["float32", "int8", "pq"])
+@pytest.mark.parametrize("storage", ["float32", "int8", "pq", "bits1"])
 def test_rsm_covers_all_subjects_in_few_atoms(storage):
     task, pools, split = made_task("sequential")
     memory = RSM(task.dim, task.tau, 2, storage, 12, "nearest")

@@ -12,7 +12,7 @@ from rsm_torch.experiments import at_rest
 from rsm_torch.experiments.at_rest import AtRest, fewer_atoms, put_to_rest
 from rsm_torch.experiments.contenders import CONTENDERS, thresholds
 from rsm_torch.experiments.matched_bytes import budget_of
-from rsm_torch.experiments.rivals_at_rest import Groups, Rows, Subspace, subspace_bytes
+from rsm_torch.experiments.rivals_at_rest import Groups, Rows, Signs, Subspace, subspace_bytes
 from rsm_torch.experiments.scoring import majorities, score, spread
 
 
@@ -111,6 +111,24 @@ def test_rivals_find_the_nearest(held):
     directions, coefficients = axes[:2], torch.tensor([[0.9, 0.1], [-0.2, 0.8], [0.1, 0.0]])
     found, _ = Subspace(directions, coefficients, ids, held).search(axes[[0, 1]])
     assert found.tolist() == [7, 8]
+
+
+def test_signs_take_the_bytes_of_their_table_and_find_what_agrees():
+    x, ids = normalize(torch.randn(30, 40), dim=1), torch.arange(30).flip(0) + 3
+    whole, part = Signs(x, ids, 40), Signs(x, ids, 17)
+    assert whole.nbytes() == 30 * (5 + 8)
+    assert part.nbytes() == 30 * (3 + 8)
+    for made in (whole, part):
+        found, groups = made.search(x)
+        assert (found == ids).float().mean() > 0.9
+        assert not groups.any()
+    # Within groups only what the best five hold is found.
+    centroids, owner = torch.eye(40)[:10], torch.arange(30) % 10
+    made = Signs(x, ids, 40, centroids, owner)
+    assert made.nbytes() == 30 * (5 + 8) + 10 * (40 + 4 + 4)
+    _, groups = made.search(x)
+    near = (x @ centroids.T).topk(5).indices
+    assert (near == groups[:, None]).any(1).all()
 
 
 @pytest.mark.parametrize("name", CONTENDERS)

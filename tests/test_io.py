@@ -27,7 +27,9 @@ def tensors_file(path):
     return file
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16", "int8", "pq"])
+@pytest.mark.parametrize(
+    "storage", ["float32", "float16", "bfloat16", "int8", "pq", "bits1", "bits2", "bits3", "bits4"]
+)
 @pytest.mark.parametrize("kept", ["full", "coefficients", "none"])
 def test_round_trip(tmp_path, storage, kept):
     settings = {"storage": storage, "members": kept}

@@ -20,7 +20,7 @@ def test_an_empty_memory_costs_what_the_docstring_says():
     assert StreamMemory(RSMConfig(384), 1000).nbytes() == dict.fromkeys(SIZES, 137 * 1000)
 
 
-@pytest.mark.parametrize("storage", [*STORAGE, "int8", "pq"])
+@pytest.mark.parametrize("storage", [*STORAGE, "int8", "pq", "bits2"])
 @pytest.mark.parametrize("kept", ["full", "coefficients", "none"])
 def test_nbytes_is_the_sum_of_the_tensors(storage, kept):
     memory = filled(T=100, storage=storage, rank=3, members=kept)

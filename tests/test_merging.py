@@ -163,7 +163,7 @@ def test_coefficients_of_a_full_rank_lose_nothing():
         torch.testing.assert_close(one.scores, two.scores, atol=1e-2, rtol=0)
 
 
-@pytest.mark.parametrize("storage", ["float32", "int8", "pq"])
+@pytest.mark.parametrize("storage", ["float32", "int8", "pq", "bits2"])
 def test_conversion_in_place(storage):
     memory = filled(storage=storage, rank=3)
     x = chunks(3, 1, seed=9)[:, 0]
@@ -174,7 +174,8 @@ def test_conversion_in_place(storage):
     assert all(torch.equal(memory.atoms(slot).sums, sums[slot]) for slot in range(3))
     held = memory.members(0)
     assert held.ids.tolist() == list(range(40))
-    assert memory.nbytes()["allocated"] < bytes_before
+    if storage != "bits2":  # a row of which takes less than three coefficients
+        assert memory.nbytes()["allocated"] < bytes_before
     kept = set(memory.search(x, top_k=5).ids[0].tolist())
     assert len(kept & set(before.ids[0].tolist())) >= 3
     memory.write(chunks(3, 5, seed=4))

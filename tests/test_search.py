@@ -19,7 +19,8 @@ from rsm_torch.outputs import AtomScore, ChunkScore
 SCORES = list(itertools.product(get_args(AtomScore), get_args(ChunkScore)))
 every_score = pytest.mark.parametrize(("atom", "chunk"), SCORES, ids=["-".join(s) for s in SCORES])
 KINDS = [
-    {}, {"storage": "bfloat16"}, {"storage": "int8", "energy": 0.8}, {"storage": "pq"},
+    {}, {"storage": "bfloat16"}, {"storage": "int8", "energy": 0.8}, {"storage": "pq"}, {"storage": "bits1"},
+    {"storage": "bits3"},
     {"members": "coefficients"}, {"members": "none", "storage": "float16"},
 ]  # fmt: skip
 

@@ -558,6 +558,8 @@ KINDS = [
     {"storage": "bfloat16", "scope": "nearest"},
     {"storage": "int8", "routing": "centroid_first"},
     {"storage": "pq"},
+    {"storage": "bits2"},
+    {"storage": "bits1", "max_members": 12, "policy": "ward"},
     {"members": "coefficients"},
     {"members": "coefficients", "storage": "int8"},
     {"members": "none", "storage": "int8"},

@@ -13,6 +13,7 @@ from rsm_torch import lexical as by_words
 from rsm_torch.config import RSMConfig
 from rsm_torch.lexical import LexicalIndex, WordIndex, searchable
 from rsm_torch.text import index
+from rsm_torch.text.index import Read
 from rsm_torch.text.items import Key
 from rsm_torch.text.ranking import (
     Address,
@@ -31,7 +32,13 @@ def plainly(memory, query, stream, width, lexical, where, top_k):
     live = {int(item.id): item for item in memory.get_all(stream)}
     chosen = {int(item.id) for item in memory.get_all(stream, where=where)}
     chunks = {item: memory._store.chunk_of(item)[0] for item in live}
-    ids, cosine = memory._state.index.scores(memory._embed([query])[0], known)
+    ids, cosine = memory._state.index.scores(
+        memory._embed([query])[0],
+        known,
+        Read(1),
+        memory._store.vectors,
+        np.array(list(chunks.values())),
+    )
     of = dict(zip(ids.tolist(), cosine.tolist(), strict=True))
     by_chunk = sorted(live, key=lambda item: chunks[item])
     near = sorted(((item, of[chunks[item]]) for item in by_chunk if item in chosen),

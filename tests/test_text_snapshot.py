@@ -70,7 +70,7 @@ def opened_whole(path, monkeypatch, embedder=None) -> int:
     return sum(read)
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "pq"])
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "pq", "bits2"])
 @pytest.mark.parametrize("members", ["full", "coefficients"])
 def test_a_reopened_memory_answers_as_it_did(tmp_path, storage, members):
     path = tmp_path / "m.db"

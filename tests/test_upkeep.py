@@ -14,7 +14,8 @@ from rsm_torch.memory import StreamMemory
 # -- branching -----------------------------------------------------------------------------------
 
 KINDS = [
-    {}, {"storage": "int8"}, {"storage": "pq"}, {"members": "coefficients"}, {"members": "none"},
+    {}, {"storage": "int8"}, {"storage": "pq"}, {"storage": "bits2"}, {"members": "coefficients"},
+    {"members": "none"},
 ]  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def test_absorbing_another_kind_changes_nothing():
 # -- found by trying to break it -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16", "int8", "bits2"])
 def test_coefficients_stay_what_they_are_while_other_atoms_are_written_to(storage):
     memory = StreamMemory(RSMConfig(8, tau=0.5, rank=3, members="coefficients", storage=storage))
     g = torch.Generator().manual_seed(0)

@@ -18,7 +18,9 @@ bench = typer.Typer(no_args_is_help=True, help="Time this memory and its peers s
 Streams = Annotated[str, typer.Option(help="Streams B; several, separated by commas.")]
 Held = Annotated[str, typer.Option(help="Chunks each stream holds already; may be several.")]
 Dim = Annotated[int, typer.Option(help="Width of the embeddings.")]
-StorageName = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or pq.")]
+StorageName = Annotated[
+    str, typer.Option(help="float32, float16, bfloat16, int8, bits1 to bits4, or pq.")
+]
 Tau = Annotated[float | None, typer.Option(help="Threshold of the gate; 0.6 unless told.")]
 Repeats = Annotated[int, typer.Option(help="Timed rounds, after one that is not.")]
 Seed = Annotated[int, typer.Option(help="Of the made-up streams.")]

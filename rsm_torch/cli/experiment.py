@@ -99,7 +99,9 @@ def mmlu_sequential(
     pools: Pooling = "mean,last",
     seeds: Seeds = "0,1,2,3,4",
     ranks: Annotated[str, typer.Option(help="Ranks K of RSM.")] = "1,2,4,8",
-    storages: Annotated[str, typer.Option(help="float32, int8, pq.")] = "float32,int8,pq",
+    storages: Annotated[
+        str, typer.Option(help="float32, int8, pq, bits1 to bits4.")
+    ] = "float32,int8,pq,bits1",
     full: Annotated[
         bool, typer.Option("--full", help=f"Layers {FULL_LAYERS} with mean and last.")
     ] = False,

@@ -11,6 +11,10 @@ Beside that, as ablations: RSM without merging, at the largest of a fixed list o
 fits, found by writing the stream once for each, without labels (`-by-tau`); merging the atoms of the closest bases (`-bases`); gated by centroids
 alone (`rsm-cent-merge`); and by the published rule, the members of every atom in the gate and the
 threshold at the 0.70 quantile (`rsm-paper-rule`).
+
+Few bits: `-bits1` to `-bits4` hold rows by the storages of these names. `full-rag-signs` holds every
+item by the signs of as many numbers of its rotated row as fit. `rsm-signs` is the same within atoms:
+`ATOMS_OF_SIGNS` centroids in int8, of which the best five are looked into.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import torch
 from torch import Tensor
 
 from rsm_torch.baselines.vectors import Streams, make_vectors
-from rsm_torch.config import Gate, Policy
+from rsm_torch.config import Gate, Policy, Storage
 from rsm_torch.experiments import at_rest
 from rsm_torch.experiments.at_rest import Held
 from rsm_torch.experiments.rivals_at_rest import (
@@ -33,6 +37,7 @@ from rsm_torch.experiments.rivals_at_rest import (
     NUMBER,
     Groups,
     Rows,
+    Signs,
     Subspace,
     row_bytes,
     subspace_bytes,
@@ -43,6 +48,7 @@ from rsm_torch.storage.pq import CODEWORDS
 
 WRITING = 2  # times as many atoms while writing as at rest
 QUANTILES = (0.5, 0.7, 0.8, 0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
+ATOMS_OF_SIGNS = 10
 BEYOND = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the way from the last of them to a cosine of 1
 
 
@@ -71,19 +77,51 @@ class Resting:
 Contender = Callable[[Task, int], Resting | None]
 
 
-def full_rag(task: Task, budget: int, held: Held) -> Resting | None:
+def full_rag(task: Task, budget: int, held: Storage) -> Resting | None:
     n = len(task.stored)
     if n * (row_bytes(task.dim, held) + NUMBER) > budget:
         return None
     return _rows(_written("full-rag", task), n, held)
 
 
-def budget_rag(task: Task, budget: int, held: Held, policy: str) -> Resting | None:
+def budget_rag(task: Task, budget: int, held: Storage, policy: str) -> Resting | None:
     most = budget // (row_bytes(task.dim, held) + NUMBER)
     if most < 1:
         return None
     memory = _written(f"budget-rag-{policy}", task, max_items=min(most, len(task.stored)))
     return _rows(memory, len(task.stored), held)
+
+
+def full_rag_signs(task: Task, budget: int) -> Resting | None:
+    n = len(task.stored)
+    numbers = _signs(task, budget)
+    if numbers < 1:
+        return None
+    made = Signs(task.stored, torch.arange(n), numbers)
+    none = torch.zeros(n, dtype=torch.int64)
+    return Resting(made.search, none, 1, True, made.nbytes(), made.nbytes())
+
+
+def rsm_signs(task: Task, budget: int) -> Resting | None:
+    n = len(task.stored)
+    most = min(ATOMS_OF_SIGNS, n)
+    numbers = _signs(task, budget - most * (row_bytes(task.dim, "int8") + COUNT))
+    if numbers < 1:
+        return None
+    live = task.memory(task.tau, "float32", max_atoms=min(n, WRITING * most))
+    memory = at_rest.fewer_atoms(live, most)
+    ids, atoms = memory.members(0).ids, memory.atoms(0)
+    groups = atoms.places(memory.members(0).atoms)
+    made = Signs(task.stored[ids], ids, numbers, atoms.sums, groups)
+    return Resting(
+        made.search, _owner(n, ids, groups), len(atoms.handles), True, made.nbytes(),
+        _live(live) + made.codes.nbytes, task.tau,
+    )  # fmt: skip
+
+
+def _signs(task: Task, budget: int) -> int:
+    """Signs a row that fit, with the numbers of all items."""
+    return min(task.dim, 8 * (budget // len(task.stored) - NUMBER))
 
 
 def clusterer(task: Task, budget: int, held: Held, name: str) -> Resting | None:
@@ -223,6 +261,12 @@ def _contenders() -> dict[str, Contender]:
     made["rsm-full-int8-by-tau"] = partial(by_tau, held="int8")
     made["rsm-paper-rule-int8"] = partial(paper_rule, held="int8")
     made["rsm-pq"] = rsm_pq
+    few: tuple[Storage, ...] = ("bits1", "bits2", "bits3", "bits4")
+    for bits in few:
+        made[f"full-rag-{bits}"] = partial(full_rag, held=bits)
+    made["budget-rag-random-bits1"] = partial(budget_rag, held="bits1", policy="random")
+    made["full-rag-signs"] = full_rag_signs
+    made["rsm-signs"] = rsm_signs
     return made
 
 
@@ -235,7 +279,7 @@ def _written(name: str, task: Task, **settings: Any) -> Streams:
     return memory
 
 
-def _rows(memory: Streams, n: int, held: Held) -> Resting:
+def _rows(memory: Streams, n: int, held: Storage) -> Resting:
     parts = memory.held(0)
     made = Rows(parts["rows"], parts["ids"], held)
     owner = _owner(n, parts["ids"], torch.zeros_like(parts["ids"]))

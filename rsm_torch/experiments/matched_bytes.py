@@ -26,7 +26,7 @@ from rsm_torch.experiments.tasks import NOISE, QUANTILE, REMOVED, Order, Transfo
 
 LADDER = (64.0, 31.5, 16.0, 4.0, 1.0)
 MARK = 31.5  # the division of Full-RAG's bytes that the published claim is about
-REFERENCES = ("budget-rag-random", "budget-rag-random-int8", "rsm-full-int8")
+REFERENCES = ("budget-rag-random", "budget-rag-random-int8", "rsm-full-int8", "full-rag-signs")
 ONLY_AT_MARK = ("rsm-cent-merge-int8", "rsm-full-int8-bases", "rsm-full-int8-by-tau")
 TRANSFORMS: tuple[Transform, ...] = ("transformed", "raw")
 # In the raw space, at the mark and at Full-RAG's bytes alone, these.

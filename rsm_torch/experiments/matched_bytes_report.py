@@ -72,7 +72,9 @@ def _intro(results: Mapping[str, Any]) -> str:
         "-by-tau: no merging, but the largest threshold that fits; -bases: the atoms of the closest "
         "bases merge; rsm-cent-merge: gated by centroids alone; rsm-paper-rule: scope all, tau at "
         "the 0.70 quantile, no limit. rag-kmeans and pca are offline: they are fitted to all rows at "
-        "once, which their live bytes hold; the others see an item once.\n"
+        "once, which their live bytes hold; the others see an item once. -bits1 to -bits4: rows by "
+        "so many bits a number; full-rag-signs: all items, each by as many signs of its rotated row "
+        "as fit; rsm-signs: the same within ten atoms.\n"
     )
 
 
@@ -99,6 +101,14 @@ def _verdict(cells: Cells, results: Mapping[str, Any]) -> str:
         if rival is not None:
             gap = ours["label"]["mean"] - rival["label"]["mean"]
             text += f" Against {name} at the same bytes: {points(gap)} points."
+    signs = cells.get(("transformed", mark, "full-rag-signs"))
+    if signs is not None:
+        by_subject, by_item = (signs[f]["mean"] / full[0][f]["mean"] for f in ("label", "item"))
+        text += (
+            f" Every item by the signs of its rotated row (full-rag-signs, "
+            f"{kilobytes(signs['bytes']['mean'])} KB at rest and while writing): **{by_subject:.3f}** "
+            f"of Full-RAG's by subject and **{by_item:.3f}** by item."
+        )
     return text + "\n"
 
 

@@ -38,7 +38,7 @@ from rsm_torch.experiments.tasks import (
 
 RANKS = (1, 2, 4, 8)
 EQUAL = (2, 4, 8)  # ranks that the paper finds equal in quality
-STORAGES: tuple[Storage, ...] = ("float32", "int8", "pq")
+STORAGES: tuple[Storage, ...] = ("float32", "int8", "pq", "bits1")
 ATOMS = 32
 SMALL_RANK = 2  # of the memory whose bytes the controls are given
 CONTROLS: dict[str, tuple[str, at_rest.Held]] = {

@@ -70,7 +70,8 @@ def _intro(results: Mapping[str, Any]) -> str:
         f"examples removed, {threshold(s['quantile'])}, scope nearest, at "
         f"most {s['atoms']} atoms at rest (and {s['writing']} times as many while writing), merged by "
         "Ward's criterion; float32 and int8 keep coefficients "
-        "of members, pq their product-quantised rows. Bytes are at rest (what a query needs) and "
+        "of members, pq their product-quantised rows, bits1 to bits4 their rows at so many bits a "
+        "number. Bytes are at rest (what a query needs) and "
         "live (with sums, and room to grow). The controls see the same space; but for Full-RAG they "
         f"hold at most the bytes of K = {SMALL_RANK} in int8. {PAPER}: scope all, 0.70 quantile, no "
         "limit of atoms.\n"
@@ -161,7 +162,7 @@ def _equal(results: Mapping[str, Any], layer: int, pool: str) -> str:
     head = ["storage", "largest difference", "standard deviation", "within two of them"]
     return (
         f"Are K = {ranks} equal? The largest difference of their means, beside the standard "
-        "deviation between seeds, pooled. Items of pq are found by their rows, so that K does not "
+        "deviation between seeds, pooled. Items of pq and of bits are found by their rows, so that K does not "
         "touch them but through the choice of atoms:\n\n"
         + table(head, rows)
         + "\nPaired over questions, by Holm within a storage:\n\n"

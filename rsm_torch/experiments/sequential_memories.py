@@ -15,6 +15,7 @@ from rsm_torch.experiments.at_rest import AtRest, Held
 from rsm_torch.experiments.contenders import WRITING
 from rsm_torch.experiments.rivals_at_rest import COUNT, NUMBER, Groups, Rows, row_bytes
 from rsm_torch.memory import StreamMemory
+from rsm_torch.storage import BITS
 
 Found = tuple[Tensor, Tensor]  # ids and groups, [Q] each
 
@@ -49,8 +50,8 @@ class Sequential(ABC):
 
 
 class RSM(Sequential):
-    """RSM of rank K, by coefficients in float32 or int8, or by product-quantised rows ("pq",
-    whose directions are int8).
+    """RSM of rank K, by coefficients in float32 or int8, or by rows that are product-quantised ("pq")
+    or of few bits, whose directions are int8.
 
     Args:
         atoms: the most at rest, `WRITING` times as many while it writes; None: no limit.
@@ -64,7 +65,7 @@ class RSM(Sequential):
             tau=tau,
             rank=min(rank, dim),
             scope=scope,
-            members="full" if storage == "pq" else "coefficients",
+            members="full" if storage in ROWWISE else "coefficients",
             storage=storage,
             max_atoms=None if atoms is None else WRITING * atoms,
             policy="ward",
@@ -87,7 +88,7 @@ class RSM(Sequential):
         return AtRest(self._merged(), held=held)
 
     def search(self, q: Tensor) -> Found:
-        if self.memory.config.storage != "pq":
+        if self.memory.config.storage not in ROWWISE:
             return self._rest().search(q)
         hits = self._merged().search(q[None], top_k=1)
         return hits.ids[0, :, 0], self._merged().atoms(0).places(hits.atoms[0, :, 0])
@@ -97,7 +98,7 @@ class RSM(Sequential):
         return held.ids, self._merged().atoms(0).places(held.atoms)
 
     def nbytes(self) -> int:
-        if self.memory.config.storage != "pq":
+        if self.memory.config.storage not in ROWWISE:
             return self._rest().nbytes()
         merged, config = self._merged(), self.memory.config
         atoms, members = (int(n[0]) for n in (merged.counts().atoms, merged.counts().members))
@@ -151,4 +152,5 @@ class Control(Sequential):
         return self.memory.state_nbytes()
 
 
+ROWWISE = ("pq", *BITS)  # storages whose items are found by their rows
 ROWS = ("budget-rag-random", "budget-rag-recent", "budget-rag-reservoir")

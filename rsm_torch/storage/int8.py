@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rsm_torch.storage.floats import ROUNDING
-from rsm_torch.storage.protocol import Parts
+from rsm_torch.storage.protocol import Parts, Unrotated
 
 LARGEST = 127
 
 
-class Int8Codec:
+class Int8Codec(Unrotated):
     """`D + 4` bytes a row.
 
     codes = round(127 · x / max|x|), and the scale is 1/‖codes‖, not max|x|/127: what is decoded is
@@ -38,7 +38,10 @@ class Int8Codec:
         return parts["codes"].float() * parts["scale"][..., None]
 
     def floats(self, codes: np.ndarray, scale: Any) -> np.ndarray:
-        return codes.astype(np.float32) * scale[..., None]
+        return self.numbers(codes) * scale[..., None]
+
+    def numbers(self, codes: np.ndarray) -> np.ndarray:
+        return codes.astype(np.float32)
 
     def scores(self, x: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         return (x @ parts["codes"].float().mT) * parts["scale"][..., None, :]

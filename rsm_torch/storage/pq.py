@@ -17,14 +17,14 @@ from torch.nn.functional import pad
 from rsm_torch.storage.floats import ROUNDING
 from rsm_torch.storage.int8 import Int8Codec, one_over_norm
 from rsm_torch.storage.kmeans import kmeans, nearest
-from rsm_torch.storage.protocol import Parts, check_width
+from rsm_torch.storage.protocol import Parts, Unrotated, check_width
 
 CODEWORDS = 256  # what a byte can name
 SUBVECTOR = 4  # numbers a byte stands for by default
 SAMPLE = 32 * CODEWORDS  # rows looked at in training
 
 
-class PQCodec:
+class PQCodec(Unrotated):
     """`⌈D / d⌉ + 4` bytes a row, and 4 · 256 · m · d once for the codebook: as much as 256 rows of
     float32, so that it pays from a few hundred rows on.
 
@@ -89,10 +89,12 @@ class PQCodec:
         return self._look_up(parts["codes"]) * parts["scale"][..., None]
 
     def floats(self, codes: np.ndarray, scale: Any) -> np.ndarray:
+        return self.numbers(codes) * scale[..., None]
+
+    def numbers(self, codes: np.ndarray) -> np.ndarray:
         book = self.codebook.numpy()
         m, _, d = book.shape
-        rows = book[np.arange(m), codes].reshape(*codes.shape[:-1], m * d)[..., : self.width]
-        return rows * scale[..., None]
+        return book[np.arange(m), codes].reshape(*codes.shape[:-1], m * d)[..., : self.width]
 
     def _look_up(self, codes: Tensor) -> Tensor:
         """The codewords of codes [..., m], side by side: [..., D]."""

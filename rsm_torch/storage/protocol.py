@@ -2,11 +2,13 @@
 
 Rows are unit vectors, or zero where a place is empty. Two promises hold for all codecs:
 
-- A decoded row is a unit vector again (within `rounding`), so that inner products are cosines and
-  need no correction; a zero row decodes to zero, and so do parts that are all zero.
+- Inner products with decoded rows are cosines and need no correction. A decoded row is a unit vector
+  again (within `rounding`); of "bits1" to "bits4" it is longer, by as much as makes its products
+  unbiased estimates of those of the row that was encoded. A zero row decodes to zero, and so do
+  parts that are all zero.
 - Decoding is exact: what a memory decides by is `decode(encode(rows))`. Encode once and keep those
   parts. Encoding decoded rows again gives the same parts, except from "pq", whose nearest
-  codewords may change once a row has been scaled.
+  codewords may change once a row has been scaled, and from bits in a few numbers a row.
 """
 
 from __future__ import annotations
@@ -39,6 +41,13 @@ class Codec(Protocol):
     def floats(self, codes: np.ndarray, scale: Any) -> np.ndarray:
         """`decode` of NumPy arrays on a CPU (bfloat16 as uint16), on the calling thread alone."""
 
+    def rotate(self, x: np.ndarray) -> np.ndarray:
+        """Rows x [..., D] float32 in the coordinates of `numbers`: as they are, but for bits."""
+
+    def numbers(self, codes: np.ndarray) -> np.ndarray:
+        """What is quickest to multiply, float32 [..., D]: its products with what `rotate` gives,
+        times the scale where there is one, are those of `floats` with what `rotate` was given."""
+
     def scores(self, x: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Inner products [..., T, n] of x [..., T, D] float32 with the rows of parts [..., n].
 
@@ -53,11 +62,19 @@ class Codec(Protocol):
         """Bytes held once for all rows: the codebook of "pq", else 0."""
 
     def rounding(self, width: int) -> float:
-        """A bound of |‖row‖² - 1| over decoded rows, and so of |‖row‖ - 1|. No score of a row with
-        itself can be asked to come nearer than this to 1."""
+        """A bound of |‖row‖² - 1| over decoded rows, and so of |‖row‖ - 1|; of bits a bound of
+        1 - ‖row‖² alone. No score of a row with itself can be asked to come nearer than this to
+        1."""
 
     def state(self) -> dict[str, Tensor]:
         """What `codec(name, width, state)` needs to make this codec again."""
+
+
+class Unrotated:
+    """Of a codec whose rows are held in the coordinates they came in."""
+
+    def rotate(self, x: np.ndarray) -> np.ndarray:
+        return x
 
 
 def check_width(rows: Tensor, width: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -17,13 +18,13 @@ from rsm_torch.lexical import Grown, WordIndex, searchable, words
 from rsm_torch.memory import StreamMemory
 from rsm_torch.outputs import AtomScore, ChunkScore, Written
 from rsm_torch.quantise import use
+from rsm_torch.storage import BITS
 from rsm_torch.text.items import Count, Filter, read_choice
 from rsm_torch.text.ranking import (
     UNNAMED,
     Address,
     Candidates,
-    average_around,
-    ordered,
+    Readable,
     word_weight,
 )
 from rsm_torch.text.store import Chunks, ItemStore
@@ -33,7 +34,11 @@ from rsm_torch.text.store import Chunks, ItemStore
 FIRST_STREAMS = 16
 FEW_ATOMS = 5
 ALL_ATOMS = 2**31 - 1
+AGAIN = 40  # best chunks that are scored again by their full rows, where few bits are held
 BATCH_ELEMENTS = 2**25  # floats of one padded batch: 128 MiB
+
+
+Full = Callable[[Sequence[int]], Chunks]  # the rows of chunks, rising, as they were embedded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,9 @@ class StreamIndex:
 
     Streams are the store's numbers. Each that holds chunks has a row of the tensors; the row of
     one that was emptied goes to the next that comes.
+
+    Where the tensors hold few bits a number, what reads is given `full`, which has the rows of chunks
+    as they were embedded: the best `AGAIN`, or as many as are asked for, are scored again by these.
     """
 
     def __init__(self, tensors: StreamMemory):
@@ -226,7 +234,7 @@ class StreamIndex:
     # -- reading ----------------------------------------------------------------------------
 
     def search(
-        self, q: Tensor, stream: int, read: Read, allowed: Set[int] | None = None
+        self, q: Tensor, stream: int, read: Read, full: Full, allowed: Set[int] | None = None
     ) -> list[tuple[int, float]]:
         """(chunk, score) of the best chunks of a stream for q [D], best first.
 
@@ -240,9 +248,12 @@ class StreamIndex:
         if row is None or top_k == 0:
             return []
 
+        wanted = self._wanted(read, top_k)
+
         def look_into(top_atoms: int) -> list[tuple[int, float]]:
-            found = self._search(q, row, top_atoms, top_k + hidden, read)
-            return [hit for hit in found if allowed is None or hit[0] in allowed][:top_k]
+            found = self._search(q, row, top_atoms, wanted + hidden, read)
+            found = [hit for hit in found if allowed is None or hit[0] in allowed][:wanted]
+            return self._again(q, found, read, full)[:top_k]
 
         found = look_into(read.top_atoms or FEW_ATOMS)
         if read.top_atoms is None and len(found) < top_k:
@@ -250,7 +261,7 @@ class StreamIndex:
         return found
 
     def search_many(
-        self, q: Tensor, streams: Sequence[int], read: Read
+        self, q: Tensor, streams: Sequence[int], read: Read, full: Full
     ) -> list[list[tuple[int, float]]]:
         """`search` of each of these streams, all different, for q [B, D]."""
         out: list[list[tuple[int, float]]] = [[] for _ in streams]
@@ -260,13 +271,15 @@ class StreamIndex:
             if not few:
                 break
             rows = [self.rows[streams[place]] for place in few]
+            wanted = self._wanted(read, read.top_k)
             hits = self.tensors.search(
-                q[few], rows, top_atoms, read.top_k, read.atom_score, read.chunk_score
+                q[few], rows, top_atoms, wanted, read.atom_score, read.chunk_score
             )
             found = zip(few, hits.ids.tolist(), hits.scores.tolist(), strict=True)
             for place, ids, scores in found:
                 pairs = zip(ids, scores, strict=True)
-                out[place] = [(chunk, score) for chunk, score in pairs if chunk >= 0]
+                known = [(chunk, score) for chunk, score in pairs if chunk >= 0]
+                out[place] = self._again(q[place], known, read, full)[: read.top_k]
             held = self.tensors.counts(rows).members.tolist()
             few = [
                 place
@@ -284,14 +297,40 @@ class StreamIndex:
         pairs = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), strict=True)
         return [(chunk, score) for chunk, score in pairs if chunk >= 0]
 
-    def scores(self, q: Tensor, stream: int, kind: ChunkScore = "cosine") -> tuple[Tensor, Tensor]:
-        """Ids [n], rising, of all chunks of a stream and their scores [n] for q [D]."""
-        row = self.rows.get(stream)
+    def _wanted(self, read: Read, top_k: int) -> int:
+        """How many chunks are looked for, so that the best `top_k` are among them."""
+        again = self.tensors.config.storage in BITS and read.chunk_score == "cosine"
+        return max(top_k, AGAIN) if again else top_k
+
+    def _again(
+        self, q: Tensor, found: list[tuple[int, float]], read: Read, full: Full
+    ) -> list[tuple[int, float]]:
+        """Hits scored by their full rows, best first, of equals the lower chunk; as they are where
+        that is how they were scored."""
+        if self.tensors.config.storage not in BITS or read.chunk_score != "cosine" or not found:
+            return found
+        rows = full([chunk for chunk, _ in found])
+        exact = self.cosines(q, rows.vectors).tolist()
+        return sorted(zip(rows.ids.tolist(), exact, strict=True), key=lambda hit: (-hit[1], hit[0]))
+
+    def scores(
+        self, q: Tensor, stream: int, read: Read, full: Full, among: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Ids [n], rising, of all chunks of a stream and their scores [n] for q [D]. Where few bits
+        are held, the best chunks of `among` are scored again."""
+        row, kind = self.rows.get(stream), read.chunk_score
         if row is None:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         if kind == "cosine":
-            ids, scores = self.tensors.scores(q[None], row)
-            return ids.cpu(), scores[:, 0].cpu()
+            ids, scores = (one.cpu() for one in self.tensors.scores(q[None], row))
+            scores = scores[:, 0]
+            if self.tensors.config.storage in BITS:
+                inside = torch.isin(ids, torch.from_numpy(among))
+                most = min(self._wanted(read, read.top_k), int(inside.sum()))
+                best = scores.masked_fill(~inside, -math.inf).topk(most).indices.sort().values
+                scores = scores.clone()
+                scores[best] = self.cosines(q, full(ids[best].tolist()).vectors)
+            return ids, scores
         hits = self.tensors.search(q[None], [row], ALL_ATOMS, self.held(stream), "centroid", kind)
         ids, order = hits.ids[0].cpu().sort()
         return ids, hits.scores[0].cpu()[order]
@@ -509,15 +548,6 @@ class Shelves:
             shelf.stale.add(chunk)
 
 
-class Readable(NamedTuple):
-    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
-    search `looked` at [N], and what to order them by."""
-
-    chunks: np.ndarray
-    looked: np.ndarray
-    items: Candidates
-
-
 def candidates(
     index: StreamIndex,
     store: ItemStore,
@@ -546,13 +576,13 @@ def candidates(
         return None
     places = places[np.argsort(shelf["item"][places], kind="stable")]
     chunks = shelf["chunk"][places]
-    ids, scores = (one.numpy() for one in index.scores(q, stream, read.chunk_score))
+    ids, scores = (one.numpy() for one in index.scores(q, stream, read, store.vectors, chunks))
     looked = np.ones(len(places), bool)
     if some or len(reads) > 1:
         limited = read.top_atoms is not None
         # Without, it is as many atoms as fill top_k; and those that have expired are found too.
         most = len(ids) if limited else read.top_k + len(ids) - len(places)
-        best = index.search(q, stream, replace(read, top_k=most))
+        best = index.search(q, stream, replace(read, top_k=most), store.vectors)
         looked = np.isin(chunks, [chunk for chunk, _ in best])
     by_words, weight = None, 1.0
     if lexical:
@@ -571,21 +601,3 @@ def candidates(
         things=things,
     )
     return Readable(chunks, looked, items)
-
-
-def searched(found: Readable, top_k: int, width: int) -> list[tuple[int, float]]:
-    """(chunk, score) of at most `top_k`, in the order of `reading_order`, each item by itself or
-    averaged over `width` characters around it."""
-    items, near = found.items, found.items.near
-    if width:
-        near = np.full(len(near), -np.inf, np.float32)
-        at = np.flatnonzero(found.looked)
-        near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
-    near = np.where(found.looked, near, np.float32(-np.inf))
-    order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
-    rank = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
-    shown, score = ordered(
-        near[order], top_k, None if rank is None else rank[order], items.near[order],
-        None if items.words is None else items.words[order], items.weight,
-    )  # fmt: skip
-    return list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))

@@ -27,7 +27,7 @@ from rsm_torch.memory import StreamMemory
 from rsm_torch.outputs import AtomScore, ChunkScore
 from rsm_torch.pack import packed
 from rsm_torch.text import items as intake
-from rsm_torch.text.index import ALL_ATOMS, Read, Readable, candidates, searched
+from rsm_torch.text.index import ALL_ATOMS, Read, candidates
 from rsm_torch.text.items import (
     Count,
     Metadata,
@@ -43,10 +43,12 @@ from rsm_torch.text.ranking import (
     BESIDE,
     BRIEF,
     Address,
+    Readable,
     Rule,
     addresses,
     admission_order,
     most_items,
+    searched,
 )
 from rsm_torch.text.settings import Settings, read_exchange, settle, write_exchange
 from rsm_torch.text.store import Content, Found, ItemStore
@@ -153,6 +155,8 @@ class AgentMemory:
     Args:
         embedder: what `load_embedder` accepts; None: the packaged one or BGE-small.
         config: how to cluster; its `dim` is the embedder's. None: the defaults, with tau as below.
+            With storage "bits1" to "bits4" searches score the best forty again by their full rows,
+            which lie in the file, and in RAM where there is none.
             What its limits drop or merge is deleted or merged here, too: its `ttl` counts back
             from the newest `Item.time` of a stream, and reading does not count as use for
             "least_used". members="none" is refused: it could find no item.
@@ -643,9 +647,8 @@ class AgentMemory:
             return None
         (addressing, lexical), now = flags, self._clock()
         pairs: list[list[tuple[int, float]]] = [[] for _ in words]
-        alike: list[
-            dict[int, int]
-        ] = []  # queries of different streams that the tensors take at once
+        # Queries of different streams, which the tensors take at once.
+        alike: list[dict[int, int]] = []
         known = self._read_all(streams)
         self._state.touch({stream for stream in known if stream is not None})
         for place, stream in enumerate(known):
@@ -665,7 +668,7 @@ class AgentMemory:
             group[stream] = place
         for group in alike:
             places = list(group.values())
-            each = self._state.index.search_many(q[places], list(group), read)
+            each = self._state.index.search_many(q[places], list(group), read, self._store.vectors)
             for place, hits in zip(places, each, strict=True):
                 pairs[place] = hits
         items = self._store.by_chunk([chunk for some in pairs for chunk, _ in some])

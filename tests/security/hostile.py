@@ -27,6 +27,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 KINDS: list[dict[str, Any]] = [
     {}, {"storage": "int8"}, {"storage": "bfloat16"}, {"storage": "pq"}, {"members": "none"},
+    {"storage": "bits2"},
     {"members": "coefficients", "storage": "int8", "scope": "nearest"},
 ]  # fmt: skip
 
