@@ -229,15 +229,15 @@ def test_skew_draws_the_lengths_it_says():
 
 
 def test_write_refuses_a_backend_that_decides_otherwise(monkeypatch):
-    right = host.decide
+    right = host.by_pieces
 
-    def wrong(streams, rule, threads):
-        decided = right(streams, rule, threads)
+    def wrong(*of, **how):
+        decided = right(*of, **how)
         for one in decided:
             one.atoms[-1] = 0
         return decided
 
-    monkeypatch.setattr(host, "decide", wrong)
+    monkeypatch.setattr(host, "by_pieces", wrong)
     monkeypatch.setattr(write, "run", lambda *_: pytest.fail("timed all the same"))
     line = refused(rsm("bench", "write", "--streams", 2, *TINY))
     assert "backend 'numpy' decides" in line
