@@ -647,8 +647,9 @@ class AgentMemory:
             return None
         (addressing, lexical), now = flags, self._clock()
         pairs: list[list[tuple[int, float]]] = [[] for _ in words]
-        # Queries of different streams, which the tensors take at once.
-        alike: list[dict[int, int]] = []
+        alike: list[
+            dict[int, int]
+        ] = []  # queries of different streams that the tensors take at once
         known = self._read_all(streams)
         self._state.touch({stream for stream in known if stream is not None})
         for place, stream in enumerate(known):
