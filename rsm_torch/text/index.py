@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from rsm_torch.text.ranking import (
     UNNAMED,
     Address,
     Candidates,
-    Readable,
+    average_around,
+    ordered,
     word_weight,
 )
 from rsm_torch.text.store import Chunks, ItemStore
@@ -548,6 +549,15 @@ class Shelves:
             shelf.stale.add(chunk)
 
 
+class Readable(NamedTuple):
+    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
+    search `looked` at [N], and what to order them by."""
+
+    chunks: np.ndarray
+    looked: np.ndarray
+    items: Candidates
+
+
 def candidates(
     index: StreamIndex,
     store: ItemStore,
@@ -601,3 +611,21 @@ def candidates(
         things=things,
     )
     return Readable(chunks, looked, items)
+
+
+def searched(found: Readable, top_k: int, width: int) -> list[tuple[int, float]]:
+    """(chunk, score) of at most `top_k`, in the order of `reading_order`, each item by itself or
+    averaged over `width` characters around it."""
+    items, near = found.items, found.items.near
+    if width:
+        near = np.full(len(near), -np.inf, np.float32)
+        at = np.flatnonzero(found.looked)
+        near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
+    near = np.where(found.looked, near, np.float32(-np.inf))
+    order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
+    rank = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
+    shown, score = ordered(
+        near[order], top_k, None if rank is None else rank[order], items.near[order],
+        None if items.words is None else items.words[order], items.weight,
+    )  # fmt: skip
+    return list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))

@@ -27,7 +27,7 @@ from rsm_torch.memory import StreamMemory
 from rsm_torch.outputs import AtomScore, ChunkScore
 from rsm_torch.pack import packed
 from rsm_torch.text import items as intake
-from rsm_torch.text.index import ALL_ATOMS, Read, candidates
+from rsm_torch.text.index import ALL_ATOMS, Read, Readable, candidates, searched
 from rsm_torch.text.items import (
     Count,
     Metadata,
@@ -43,12 +43,10 @@ from rsm_torch.text.ranking import (
     BESIDE,
     BRIEF,
     Address,
-    Readable,
     Rule,
     addresses,
     admission_order,
     most_items,
-    searched,
 )
 from rsm_torch.text.settings import Settings, read_exchange, settle, write_exchange
 from rsm_torch.text.store import Content, Found, ItemStore

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import NamedTuple
 
 import numpy as np
 
@@ -522,30 +521,3 @@ def _best(score: np.ndarray, most: int | None, *then: np.ndarray) -> np.ndarray:
         some = np.flatnonzero(score >= least)
     keys = [-key[some] for key in (score, *then)]
     return some[np.lexsort(keys[::-1])][:most]
-
-
-class Readable(NamedTuple):
-    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
-    search `looked` at [N], and what to order them by."""
-
-    chunks: np.ndarray
-    looked: np.ndarray
-    items: Candidates
-
-
-def searched(found: Readable, top_k: int, width: int) -> list[tuple[int, float]]:
-    """(chunk, score) of at most `top_k`, in the order of `reading_order`, each item by itself or
-    averaged over `width` characters around it."""
-    items, near = found.items, found.items.near
-    if width:
-        near = np.full(len(near), -np.inf, np.float32)
-        at = np.flatnonzero(found.looked)
-        near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
-    near = np.where(found.looked, near, np.float32(-np.inf))
-    order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
-    rank = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
-    shown, score = ordered(
-        near[order], top_k, None if rank is None else rank[order], items.near[order],
-        None if items.words is None else items.words[order], items.weight,
-    )  # fmt: skip
-    return list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))
