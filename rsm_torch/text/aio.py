@@ -34,6 +34,8 @@ class Request:
         """Requests of the same key are answered together."""
         if self.verb not in TOGETHER or self.size > EMBED_AT_ONCE or len(self.args) > 2:
             return self
+        if "extract" in self.how:  # once for each request, whatever others do
+            return self
         if self.verb == "add":
             return self.verb, repr(self.how.get("on_duplicate"))
         plain = (bool, int, float, str, dict, type(None))
