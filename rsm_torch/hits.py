@@ -22,6 +22,9 @@ class Hit:
         atom: which cluster of its stream holds the item: equal numbers, same cluster.
         time: seconds since the epoch, None when unknown.
         step, session, role, metadata: as in the `Item` that was added.
+        key: the user's own, if the item was put with one.
+        created, updated: when it was stored and last changed, in seconds since the epoch; None when
+            unknown.
     """
 
     id: str
@@ -34,6 +37,9 @@ class Hit:
     session: int | str | None = None
     role: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    key: str | None = None
+    created: float | None = None
+    updated: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,9 @@ class Context:
         ids: the items in `text`, in the order they stand there.
         max_tokens: the budget that was asked for.
         truncated: those of `ids` whose text was cut.
+        skipped: items that were too long for what was left: of those that rank before the last in
+            `text`, all that are not in it, best first; where nothing is in it, all.
+        repeated: for those of `ids` that stand for others, whose texts they repeat, these.
     """
 
     text: str
@@ -53,11 +62,14 @@ class Context:
     ids: tuple[str, ...]
     max_tokens: int
     truncated: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    repeated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "id": ((str,), "a str"),
     "text": ((str,), "a str"),
+    "score": ((float, int, Real), "a number"),
     "atom": ((int, Integral), "an int"),
     "time": ((NoneType, float, int, Real), "seconds or None"),
     "step": ((NoneType, int, Integral), "an int or None"),
@@ -79,7 +91,7 @@ def check_hit(hit: object, where: str) -> None:
         value = getattr(hit, name)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise TypeError(f"{where}.{name}: expected {wanted}, got {value!r:.40}")
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        if name != "score" and isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{where}.{name}: expected an int of 64 bits")
     if hit.time is not None and not math.isfinite(hit.time):
         raise ValueError(f"{where}.time: expected a finite number of seconds, got {hit.time}")

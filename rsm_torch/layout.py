@@ -7,6 +7,7 @@ The format of a context, in which no text and no name can make a line of the pac
   that space. All other lines are the packer's.
 - `[session 3, step 72, 2023-05-08 13:56, user] text` begins an item, and so does `- text`, of which
   nothing is known. `[...]` says that the item above was cut.
+- `3 times`, last in such brackets, says that so many items have that text, of which this is one.
 - `## Group 2` heads a group, `[... 3 steps ...]` stands where items are missing.
 - Names of sessions and roles that are not plain words (`SESSION`, `ROLE`) stand as JSON strings.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -56,21 +57,48 @@ class Entry:
         return f"{self.label} {self.text}"
 
 
-def entries(hits: Sequence[Hit]) -> list[Entry]:
-    """One entry per hit, best first as given; a hit given twice is kept once."""
+def entries(
+    hits: Sequence[Hit], repeated: Mapping[str, Sequence[str]] | None = None
+) -> list[Entry]:
+    """One entry per hit, best first as given; a hit given twice is kept once.
+
+    Args:
+        repeated: as in `once`.
+    """
+    repeated = repeated or {}
     first: dict[str, Hit] = {}
     for hit in hits:
         first.setdefault(hit.id, hit)
     unique = list(first.values())
     keys = _time_keys(unique)
     return [
-        Entry(hit, label(hit), shown(hit.text), rank, keys[hit.id])
+        Entry(
+            hit, label(hit, 1 + len(repeated.get(hit.id, ()))), shown(hit.text), rank, keys[hit.id]
+        )
         for rank, hit in enumerate(unique)
     ]
 
 
-def label(hit: Hit) -> str:
-    """`[session 3, step 72, 2023-05-08 13:56, user]`, with what is known of the hit, else `-`."""
+def once(hits: Sequence[Hit]) -> tuple[list[Hit], dict[str, tuple[str, ...]]]:
+    """Hits without those that repeat a better one, and by the ids of these the ids of those.
+
+    One repeats another if their texts are equal but for case and white space (by `str.casefold`,
+    runs of white space as one space, none at the ends), and so are their roles and their steps. Time,
+    session and metadata may differ.
+    """
+    first: dict[object, Hit] = {}
+    same: dict[str, list[str]] = {}
+    for hit in hits:
+        text = " ".join(hit.text.casefold().split())
+        best = first.setdefault((text, hit.role, hit.step), hit)
+        if best.id != hit.id:
+            same.setdefault(best.id, []).append(hit.id)
+    return list(first.values()), {id: tuple(ids) for id, ids in same.items()}
+
+
+def label(hit: Hit, times: int = 1) -> str:
+    """`[session 3, step 72, 2023-05-08 13:56, user, 2 times]`, with what is known of the hit, else
+    `-`."""
     known = []
     if hit.session is not None and (session := str(hit.session)).strip():
         known.append(f"session {_name(session, SESSION)}")
@@ -80,6 +108,8 @@ def label(hit: Hit) -> str:
         known.append(_clock(hit.time))
     if hit.role is not None and hit.role.strip():
         known.append(_name(hit.role, ROLE))
+    if times > 1:
+        known.append(f"{times} times")
     return f"[{', '.join(known)}]" if known else "-"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from rsm_torch.hits import Context, Hit, check_hit
@@ -97,11 +97,13 @@ def packed(
     atom_order: Sequence[int] | None = None,
     *,
     escape_chat_marks: bool = False,
+    repeated: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Context:
-    """`pack` of hits that are known to be right."""
-    _check(max_tokens, layout, order)
-    count = token_counter(tokenizer)
-    candidates = entries(list(map(without_chat_marks, hits)) if escape_chat_marks else hits)
+    """`pack` of hits that are known to be right; `repeated`: as `once` gives it of them."""
+    _check(max_tokens, layout, order, truncate)
+    count, repeated = token_counter(tokenizer), repeated or {}
+    shown_hits = list(map(without_chat_marks, hits)) if escape_chat_marks else hits
+    candidates = entries(shown_hits, repeated)
     ranked = [*(atom_order or ()), *(entry.hit.atom for entry in candidates)]
     atom_rank = {atom: rank for rank, atom in enumerate(dict.fromkeys(ranked))}
 
@@ -113,12 +115,16 @@ def packed(
     parts = show(chosen)
     text = joined(parts)
     shown = [part for part in parts if isinstance(part, Entry)]
+    last = max((entry.rank for entry in shown), default=len(candidates))
+    ids = {entry.hit.id for entry in shown}
     return Context(
         text=text,
         tokens=count(text) if text else 0,
         ids=tuple(entry.hit.id for entry in shown),
         max_tokens=max_tokens,
         truncated=tuple(entry.hit.id for entry in shown if entry.truncated),
+        skipped=tuple(e.hit.id for e in candidates if e.rank < last and e.hit.id not in ids),
+        repeated={id: repeated[id] for id in ids if id in repeated},
     )
 
 
@@ -221,7 +227,9 @@ def _ends(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
     return [found.end() for found in pattern.finditer(text, 0, end)][:-9:-1]
 
 
-def _check(max_tokens: int, layout: str, order: str) -> None:
+def _check(max_tokens: int, layout: str, order: str, truncate: bool) -> None:
+    if not isinstance(truncate, bool):
+        raise TypeError(f"truncate: expected True or False, got {truncate!r:.40}")
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
         raise TypeError(f"max_tokens: expected an int, got {max_tokens!r}")
     if max_tokens < 1:

@@ -20,7 +20,7 @@ GIVEN = {
     "texts.md": {
         0: """
 from rsm_torch import AgentMemory
-from text_support import Hashed
+from text_support import Hashed  # an embedder that needs no weights
 memory = AgentMemory(Hashed())
 messages = [{"role": "user", "content": "Book seat 14C."}]
 """

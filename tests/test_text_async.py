@@ -338,7 +338,7 @@ def test_an_interrupt_leaves_no_turn_taken():
                     memory.search("a", "s")
             except KeyboardInterrupt:
                 pass
-            done = threading.Thread(target=lambda: memory._embed(["a"]), daemon=True)
+            done = threading.Thread(target=lambda: memory._vectors(["a"]), daemon=True)
             done.start()
             done.join(20)
             assert not done.is_alive(), line

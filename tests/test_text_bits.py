@@ -23,7 +23,8 @@ class Topics:
     def encode(self, texts: list[str]) -> torch.Tensor:
         rows = []
         for text in texts:
-            topic, seed = int(text.split()[0]), zlib.crc32(text.encode())
+            first, seed = text.split()[0], zlib.crc32(text.encode())
+            topic = int(first) if first.isdecimal() else 0
             row = np.random.default_rng(seed).standard_normal(WIDTH) * 0.12
             row[topic] += 1
             rows.append(row)

@@ -10,7 +10,7 @@ import pytest
 from text_support import Hashed
 
 from rsm_torch.text import AgentMemory, Item, database
-from rsm_torch.text.database import checksum
+from rsm_torch.text.database import ITEMS, checksum
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def contents(path) -> dict:
             assert {hit.id for hit in found} == {item.id for item in out[stream]}
             known = memory._state.streams[stream]
             out[stream, "vectors"] = memory._store.chunks({known: 0})[known].vectors.tolist()
-            out[stream, "keys"] = memory._store.keys(known)
+            out[stream, "keys"] = memory._store.readable(known, 0)
         return out
 
 
@@ -129,10 +129,7 @@ def test_damage_from_before_there_were_checksums_is_named(whole, tmp_path):
         db = sqlite3.connect(path)
         db.create_function("checksum", -1, checksum)
         db.execute(f"UPDATE items SET {column} = ? WHERE id = 5", (value,))
-        db.execute(
-            "UPDATE items SET sum = checksum(id, stream, text, time, step, session, role, "
-            "metadata, hash, expires) WHERE id = 5"
-        )
+        db.execute(f"UPDATE items SET sum = checksum({ITEMS}) WHERE id = 5")
         db.commit()
         db.close()
         with pytest.raises(ValueError, match=rf"m\.db is damaged.*{message}"):

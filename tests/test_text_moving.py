@@ -200,7 +200,7 @@ def test_the_lines_of_a_file_say_what_they_hold(memory, tmp_path):
     memory.export(file, ["a"])
     header, *lines = file.read_text("utf-8", "surrogatepass").split("\n")
     header = json.loads(header)
-    assert (header["format"], header["version"]) == ("rsm_torch.items", 1)
+    assert (header["format"], header["version"]) == ("rsm_torch.items", 2)
     assert (header["embedder"], header["dim"], header["items"]) == ("test/placed", 8, 5)
     assert header["config"] == memory.config.to_dict()
     assert lines.pop() == ""
@@ -208,6 +208,7 @@ def test_the_lines_of_a_file_say_what_they_hold(memory, tmp_path):
     vector = torch.frombuffer(bytearray(base64.b64decode(plain.pop("vector"))), dtype=torch.float32)
     assert torch.equal(vector, Placed().encode(["0.90"])[0])
     assert plain.pop("crc") > 0
+    assert 0 < plain.pop("created") == plain.pop("updated") < 1e12
     assert plain == {"stream": "a", "text": "0.90 plain", "atom": 1}
     assert (full["time"], full["metadata"]) == (5.5, {"n": None, "l": [1, {"x": "é"}]})
     assert odd["session"] == 7
@@ -248,7 +249,7 @@ def test_a_truncated_file_stores_nothing(memory, tmp_path):
 
 BROKEN = [
     (0, {"format": "other"}, "is not a file that AgentMemory.export wrote"),
-    (0, {"version": 2}, "is of version 2; this rsm_torch reads 1"),
+    (0, {"version": 3}, "is of version 3; this rsm_torch reads 1 to 2"),
     (0, {"items": 6}, "has 7 items, its first line says 6"),
     (0, {"items": 8}, "has 7 items, its first line says 8: truncated"),
     (0, {"items": "7"}, "line 1: items and vectors"),

@@ -31,14 +31,11 @@ def plainly(memory, query, stream, width, lexical, where, top_k):
     known = memory._state.streams[stream]
     live = {int(item.id): item for item in memory.get_all(stream)}
     chosen = {int(item.id) for item in memory.get_all(stream, where=where)}
-    chunks = {item: memory._store.chunk_of(item)[0] for item in live}
+    chunks = {item: memory._store.place_of(item)[1].chunk for item in live}
     ids, cosine = memory._state.index.scores(
-        memory._embed([query])[0],
-        known,
-        Read(1),
-        memory._store.vectors,
-        np.array(list(chunks.values())),
-    )
+        memory._vectors([query])[query][0], known, Read(1), memory._store.vectors,
+        lambda ids: np.ones(len(ids), bool),
+    )  # fmt: skip
     of = dict(zip(ids.tolist(), cosine.tolist(), strict=True))
     by_chunk = sorted(live, key=lambda item: chunks[item])
     near = sorted(((item, of[chunks[item]]) for item in by_chunk if item in chosen),

@@ -94,7 +94,7 @@ def test_a_failed_reembed_leaves_the_memory_as_it_was(memory, monkeypatch, when)
             raise OSError("disk is full")
 
         monkeypatch.setattr(memory._store, "set_atoms", full)
-    with pytest.raises((ValueError, OSError), match=r"vectors at position 6|disk is full"):
+    with pytest.raises((ValueError, OSError), match=r"vectors at position \d|disk is full"):
         memory.reembed(new)
     monkeypatch.undo()
     assert (state_of(memory, "a"), state_of(memory, "b"), memory.config) == before

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from text_support import Hashed, break_commits, state_of
+from text_support import Clock, Hashed, Placed, break_commits, state_of
 
 from rsm_torch.text.claim import APPLICATION_ID
-from rsm_torch.text.database import MIGRATIONS
+from rsm_torch.text.database import VERSION
 from rsm_torch.text.memory import AgentMemory
 
 
@@ -26,7 +28,7 @@ def path(tmp_path):
 def test_a_file_is_wal_with_a_version(path):
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert db.execute("PRAGMA user_version").fetchone()[0] & 0xFF == len(MIGRATIONS)
+    assert db.execute("PRAGMA user_version").fetchone()[0] & 0xFF == VERSION
     assert db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
     db.close()
 
@@ -35,35 +37,47 @@ def test_a_newer_version_is_refused_by_number(path):
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(ValueError, match=r"format version 99; this rsm_torch reads up to 4"):
+    with pytest.raises(ValueError, match=r"format version 99; this rsm_torch reads 4 to 5"):
         AgentMemory(Hashed(), path=path)
 
 
-def older(path, version: int) -> None:
-    """Make a file what the library of that version would have written."""
+GOLDEN = Path(__file__).parent / "data" / "memory-4.db.gz"
+
+
+def test_a_file_of_the_version_before_is_brought_up_to_date(tmp_path):
+    """Of version 4, with an item that was deleted, one that was updated, and some that expire."""
+    path, clock = tmp_path / "m.db", Clock()
+    path.write_bytes(gzip.decompress(GOLDEN.read_bytes()))
+    with AgentMemory(Hashed(), path=path, clock=clock) as memory:
+        assert [(i.id, i.text, i.time, i.step, i.session, i.role, i.metadata) for i in memory.get_all("a")] == [
+            ("1", "I bought a bike", 1.7e9, 1, 1, "user", {"k": 1}),
+            ("2", "green", None, 2, "S1_02", None, {"x": [None]}),
+            ("3", "plain \ud83d text", None, None, None, None, {}),
+        ]  # fmt: skip
+        assert [(i.id, i.expires) for i in memory.get_all("b")] == [
+            (f"{n}", 1050.0) for n in (4, 6, 7, 8)
+        ]
+        assert {(i.key, i.created, i.updated) for s in "ab" for i in memory.get_all(s)} == {
+            (None, None, None)
+        }
+        assert memory.search("I bought a bike", "a")[0].score == pytest.approx(1, abs=1e-5)
+        assert memory.add("new", "a") == ["9"]
+        assert memory.put("mine", "a", key="k") == ["10"]
+        before = {stream: state_of(memory, stream) for stream in "ab"}
+        assert max(memory._store.chunks()[memory._state.streams["a"]].ids.tolist()) == 11
+    with AgentMemory(Hashed(), path=path, clock=clock) as memory:
+        assert {stream: state_of(memory, stream) for stream in "ab"} == before
+        assert (memory.get("9").created, memory.get("10").key) == (1000.0, "k")
+    with pytest.raises(ValueError, match="written with 'test/hashed'"):
+        AgentMemory(Placed(), path=path)
+
+
+def test_an_older_version_is_refused_by_number(path):
     db = sqlite3.connect(path)
-    db.execute("DROP TABLE snapshots")
-    for table in ("meta", "streams", "items", "chunks"):
-        db.execute(f"ALTER TABLE {table} DROP COLUMN sum")
-    if version == 1:
-        db.execute("DROP INDEX expiring_items")
-        db.execute("ALTER TABLE items DROP COLUMN expires")
-    db.execute(f"PRAGMA user_version = {version}")
-    db.commit()
+    db.execute("PRAGMA user_version = 3")
     db.close()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_file_of_an_older_version_is_brought_up_to_date(path, version):
-    with AgentMemory(Hashed(), path=path) as memory:
-        before = memory.get_all("a")
-    older(path, version)
-    with AgentMemory(Hashed(), path=path) as memory:
-        assert memory.get_all("a") == before
-        memory.update("1", ttl=1e9)
-        assert memory.get("1").expires is not None
-    with AgentMemory(Hashed(), path=path) as memory:
-        assert memory.get_all("a")[1:] == before[1:]
+    with pytest.raises(ValueError, match=r"format version 3; this rsm_torch reads 4 to 5"):
+        AgentMemory(Hashed(), path=path)
 
 
 def test_other_files_are_refused_and_left_alone(tmp_path):
@@ -116,6 +130,9 @@ def test_a_second_user_is_refused_until_the_first_is_done(path):
 def test_another_embedder_or_setting_is_refused(path):
     class Other(Hashed):
         name = "test/other"
+
+        def _vector(self, text):
+            return super()._vector(text + "!")
 
     class Wider(Hashed):
         dim = 17

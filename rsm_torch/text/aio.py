@@ -34,6 +34,8 @@ class Request:
         """Requests of the same key are answered together."""
         if self.verb not in TOGETHER or self.size > EMBED_AT_ONCE or len(self.args) > 2:
             return self
+        if "extract" in self.how:  # once for each request, whatever others do
+            return self
         if self.verb == "add":
             return self.verb, repr(self.how.get("on_duplicate"))
         plain = (bool, int, float, str, dict, type(None))
@@ -160,17 +162,21 @@ class AsyncAgentMemory:
         """As `AgentMemory.context_many`."""
         return await self._ask("context_many", args, how)
 
-    async def get(self, id: str) -> StoredItem | None:
+    async def put(self, texts: Any, stream: str, **how: Any) -> list[str]:
+        """As `AgentMemory.put`."""
+        return await self._ask("put", (texts, stream), how, [stream])
+
+    async def get(self, id: str | None = None, **how: Any) -> StoredItem | None:
         """As `AgentMemory.get`."""
-        return await self._ask("get", (id,), {})
+        return await self._ask("get", (id,), how)
 
     async def update(self, id: str, **how: Any) -> None:
         """As `AgentMemory.update`."""
         await self._ask("update", (id,), how)
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str | None = None, **how: Any) -> None:
         """As `AgentMemory.delete`."""
-        await self._ask("delete", (id,), {})
+        await self._ask("delete", (id,), how)
 
     async def purge(self, *args: Any) -> int:
         """As `AgentMemory.purge`."""

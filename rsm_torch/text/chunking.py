@@ -1,4 +1,5 @@
-"""Items of long texts, split at the boundaries a reader would choose, and of chat messages."""
+"""Texts as they are given: read or refused, split at the boundaries a reader would choose, or made of
+chat messages."""
 
 from __future__ import annotations
 
@@ -6,13 +7,23 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rsm_torch.embedders import Embedder, window
-from rsm_torch.text.items import Item
+from rsm_torch.text.items import (
+    Item,
+    Metadata,
+    Row,
+    Texts,
+    Times,
+    kind_of,
+    read_stream,
+    row_of,
+    utc_seconds,
+)
 from rsm_torch.tokens import (
     MOST_CHARACTERS,
     SENTENCE_END,
@@ -23,6 +34,100 @@ from rsm_torch.tokens import (
     token_counter,
     well_formed,
 )
+
+# -- texts, with what stands beside them, as rows ---------------------------------------------------
+
+ROLES = {"system", "developer", "user", "human", "assistant", "ai", "tool", "function"}
+_EXPECTED = "expected a str, an Item or a list of them"
+
+
+def read_texts(
+    texts: Texts,
+    times: Times = None,
+    metadata: Metadata = None,
+    expires: float | None = None,
+) -> list[Row]:
+    """One row per text, all with the same end of their time to live.
+
+    Raises:
+        TypeError, ValueError: naming the argument and position of what is wrong.
+    """
+    single = isinstance(texts, (str, Item))
+    given = [texts] if single else texts
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise TypeError(f"texts: {_EXPECTED}, got {kind_of(texts)}{_hint(texts)}")
+    if _is_pair(given):
+        raise TypeError(f"texts: got the pair {given!r:.80}{_hint(given)}")
+    all_times = _parallel(times, single, len(given), "times")
+    all_metadata = _parallel(metadata, single, len(given), "metadata")
+    rows = []
+    for place, text in enumerate(given):
+        time, extra = all_times[place], all_metadata[place]
+        at = "" if single else f"[{place}]"
+        if isinstance(text, Item):
+            if time is not None or extra is not None:
+                raise ValueError(
+                    f"texts{at}: is an Item; give its time and metadata in the Item, not beside it"
+                )
+            rows.append(row_of(text, f"texts{at}", expires))
+        elif isinstance(text, str):
+            item = Item(
+                text, utc_seconds(time, f"times{at}"), metadata={} if extra is None else extra
+            )
+            rows.append(row_of(item, f"texts{at}", expires, f"metadata{at}"))
+        else:
+            raise TypeError(
+                f"texts{at}: expected a str or an Item, got {kind_of(text)}{_hint(text)}"
+            )
+    return rows
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is (role, text), which would be taken for two texts."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(part, str) for part in value)
+        and value[0].strip().lower() in ROLES
+    )
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, Mapping) or hasattr(value, "model_dump"):
+        return "; for chat messages give from_messages(messages).items"
+    return "; for (role, text) pairs give from_pairs(pairs)" if isinstance(value, tuple) else ""
+
+
+def _parallel(values: Any, single: bool, count: int, name: str) -> list[Any]:
+    """`values` as a list as long as the texts; one value is enough for a single text."""
+    if values is None:
+        return [None] * count
+    if single and (isinstance(values, str) or not isinstance(values, Sequence)):
+        return [values]
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(
+            f"{name}: expected a list as long as texts ({count}), got {kind_of(values)}"
+        )
+    if len(values) != count:
+        raise ValueError(f"{name}: expected one for each of {count} texts, got {len(values)}")
+    return list(values)
+
+
+def read_keys(key: Any, texts: Any, count: int) -> list[str]:
+    """A key for each of so many texts: a str for a single one, else a list of different ones."""
+    single = isinstance(texts, str | Item)
+    if single != isinstance(key, str) or not isinstance(key, Sequence):
+        wanted = "a str" if single else f"a list as long as texts ({count})"
+        raise TypeError(f"key: expected {wanted}, got {kind_of(key)}")
+    given: list[Any] = [key] if single else list(key)
+    if len(given) != count:
+        raise ValueError(f"key: expected one for each of {count} texts, got {len(given)}")
+    keys = [read_stream(one, "key" if single else f"key[{n}]") for n, one in enumerate(given)]
+    if len(set(keys)) < len(keys):
+        again = next(one for one in keys if keys.count(one) > 1)
+        raise ValueError(f"key: {again!r:.80} is given twice")
+    return keys
+
 
 # -- parts of long items ---------------------------------------------------------------------------
 
@@ -83,8 +188,8 @@ def split_to_window(text: str, embedder: Embedder) -> list[str]:
     Parts end as those of `chunk` do. Joined, they are the text, white space included.
     """
     most, tokenizer = window(embedder), getattr(embedder, "tokenizer", None)
-    if most is None or tokenizer is None or not text:
-        return [text]
+    if most is None or tokenizer is None or (text.isascii() and len(text) < most):
+        return [text]  # a token is of a character at least
     measure = _Measure(most, 0, token_counter(tokenizer), _stretch_finder(tokenizer))
     seen = _same_length(text)
     parts, start, guess = [], 0, 4 * most

@@ -37,75 +37,84 @@ from rsm_torch.text.claim import (
 
 META = "key, value"
 STREAMS = "id, name"
-ITEMS = "id, stream, text, time, step, session, role, metadata, hash, expires"
-CHUNKS = "id, item, stream, vector, atom"
+ITEMS = (
+    "id, stream, text, time, step, session, role, metadata, hash, expires, key, created, updated"
+)
+CHUNKS = "id, item, stream, vector, atom, part"
 SNAPSHOTS = "stream, chunks, rows, body"
 
 
 def create_tables() -> tuple[str, ...]:
-    """Version 1.
+    """Version 4.
 
     `items` is what the user added. `chunks` is what the tensors hold: one row per embedding, in
     the order written, with the name of its atom. An updated item keeps its row and gets a new
     chunk, so that the name of an atom, which is that of the chunk that opened it, stays unique.
     AUTOINCREMENT: no id is ever given twice. Text is a BLOB of UTF-8 in which lone surrogates
-    may stand; session and role are JSON for the same reason.
+    may stand; session and role are JSON for the same reason. `expires`: when an item's time to live
+    ends, in seconds since the epoch; NULL: never. `sum` is a checksum of all fields of a row.
+
+    `snapshots` are of the tensors of streams: `rows` is a checksum of the chunks that one holds, the
+    first `chunks` of its stream. That of stream 0 is a codebook.
     """
     return (
-        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-        "CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, sum INTEGER)",
+        "CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, sum INTEGER)",
         """CREATE TABLE items (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
             stream INTEGER NOT NULL REFERENCES streams (id),
             text BLOB NOT NULL, time REAL, step INTEGER, session TEXT, role TEXT,
-            metadata TEXT NOT NULL, hash BLOB NOT NULL)""",
+            metadata TEXT NOT NULL, hash BLOB NOT NULL, expires REAL, sum INTEGER)""",
         """CREATE TABLE chunks (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
             item INTEGER NOT NULL UNIQUE REFERENCES items (id) ON DELETE CASCADE,
             stream INTEGER NOT NULL REFERENCES streams (id),
-            vector BLOB NOT NULL, atom INTEGER)""",
+            vector BLOB NOT NULL, atom INTEGER, sum INTEGER)""",
+        """CREATE TABLE snapshots (
+            stream INTEGER PRIMARY KEY, chunks INTEGER NOT NULL, rows INTEGER NOT NULL,
+            body BLOB NOT NULL, sum INTEGER NOT NULL)""",
         "CREATE INDEX items_of_stream ON items (stream, hash)",
         "CREATE INDEX chunks_of_stream ON chunks (stream)",
-    )
-
-
-def add_expiry() -> tuple[str, ...]:
-    """Version 2: when an item's time to live ends, in seconds since the epoch; NULL: never."""
-    return (
-        "ALTER TABLE items ADD COLUMN expires REAL",
         "CREATE INDEX expiring_items ON items (stream, expires) WHERE expires IS NOT NULL",
     )
 
 
-def add_checksums() -> tuple[str, ...]:
-    """Version 3: a checksum of all fields of each row, and snapshots of the tensors of streams.
-
-    `rows` of a snapshot is a checksum of the chunks that it holds, the first `chunks` of its
-    stream. That of stream 0 is a codebook.
-    """
-    tables = {"meta": META, "streams": STREAMS, "items": ITEMS, "chunks": CHUNKS}
+def add_keys_and_parts() -> tuple[str, ...]:
+    """Version 5: the user's own keys; when items were stored and last changed, in seconds since the
+    epoch, NULL: unknown; and items of several chunks, numbered by `part` from 0."""
     return (
-        *(f"ALTER TABLE {name} ADD COLUMN sum INTEGER" for name in tables),
-        *(f"UPDATE {name} SET sum = checksum({fields})" for name, fields in tables.items()),
-        """CREATE TABLE snapshots (
-            stream INTEGER PRIMARY KEY, chunks INTEGER NOT NULL, rows INTEGER NOT NULL,
-            body BLOB NOT NULL, sum INTEGER NOT NULL)""",
+        "ALTER TABLE items ADD COLUMN key TEXT",
+        "ALTER TABLE items ADD COLUMN created REAL",
+        "ALTER TABLE items ADD COLUMN updated REAL",
+        """CREATE TABLE parts (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            item INTEGER NOT NULL REFERENCES items (id) ON DELETE CASCADE,
+            stream INTEGER NOT NULL REFERENCES streams (id),
+            vector BLOB NOT NULL, atom INTEGER, part INTEGER NOT NULL, sum INTEGER)""",
+        "INSERT INTO parts SELECT id, item, stream, vector, atom, 0, 0 FROM chunks ORDER BY id",
+        "DELETE FROM sqlite_sequence WHERE name = 'parts'",
+        "INSERT INTO sqlite_sequence SELECT 'parts', seq FROM sqlite_sequence WHERE name = 'chunks'",
+        "DROP TABLE chunks",
+        "ALTER TABLE parts RENAME TO chunks",
+        f"UPDATE items SET sum = checksum({ITEMS})",
+        f"UPDATE chunks SET sum = checksum({CHUNKS})",
+        "DELETE FROM snapshots",  # they name the old checksums
+        "CREATE INDEX chunks_of_stream ON chunks (stream)",
+        "CREATE UNIQUE INDEX parts_of_item ON chunks (item, part)",
+        "CREATE INDEX later_parts ON chunks (stream) WHERE part > 0",
+        "CREATE INDEX keyed_items ON items (stream, key) WHERE key IS NOT NULL",
     )
 
 
-def number_changes() -> tuple[str, ...]:
-    """Version 4: the header's word numbers changes and says what the file is waiting for."""
-    return ()
-
-
-# MIGRATIONS[v] gives the statements that take a file from version v to v + 1.
-MIGRATIONS = (create_tables, add_expiry, add_checksums, number_changes)
+# The statements that take a file to a version from the one before, and an empty one to the first.
+MIGRATIONS = {4: create_tables, 5: add_keys_and_parts}
+OLDEST, VERSION = min(MIGRATIONS), max(MIGRATIONS)
 
 
 def first_word(erased: bool) -> int:
     """Of a new file or one of an older version. Numbers start anywhere, so that those of two files
     differ."""
-    return secrets.randbelow(NUMBERS) * ONE + erased * ERASED + len(MIGRATIONS)
+    return secrets.randbelow(NUMBERS) * ONE + erased * ERASED + VERSION
 
 
 def next_word(word: int) -> int:
@@ -121,16 +130,21 @@ ROWS = {
     "meta": "typeof(key) = 'text' AND typeof(value) = 'text'",
     "streams": f"typeof(name) = 'text' AND id BETWEEN 1 AND {LARGEST_ID}",
     "items": """
-        stream IN (SELECT id FROM streams) AND id IN (SELECT item FROM chunks) AND id > 0
+        stream IN (SELECT id FROM streams) AND id > 0
+        AND id IN (SELECT item FROM chunks WHERE part = 0)
         AND typeof(text) = 'blob' AND typeof(metadata) = 'text' AND typeof(hash) = 'blob'
         AND (time IS NULL OR typeof(time) = 'real' AND abs(time) < 9e999)
         AND (expires IS NULL OR typeof(expires) = 'real' AND abs(expires) < 9e999)
+        AND (created IS NULL OR typeof(created) = 'real' AND abs(created) < 9e999)
+        AND (updated IS NULL OR typeof(updated) = 'real' AND abs(updated) < 9e999)
         AND typeof(step) IN ('integer', 'null') AND typeof(session) IN ('text', 'null')
-        AND typeof(role) IN ('text', 'null')""",
+        AND typeof(role) IN ('text', 'null') AND typeof(key) IN ('text', 'null')""",
     "chunks": """
         stream = (SELECT items.stream FROM items WHERE items.id = chunks.item) AND id > 0
         AND typeof(vector) = 'blob' AND typeof(atom) = 'integer' AND atom > 0
-        AND atom <= (SELECT seq FROM sqlite_sequence WHERE name = 'chunks')""",
+        AND atom <= (SELECT seq FROM sqlite_sequence WHERE name = 'chunks')
+        AND typeof(part) = 'integer' AND part >= 0 AND (part = 0 OR EXISTS (
+            SELECT 1 FROM chunks AS other WHERE other.item = chunks.item AND other.part = chunks.part - 1))""",
     "snapshots": """
         (stream = 0 OR stream IN (SELECT id FROM streams)) AND typeof(body) = 'blob'
         AND typeof(chunks) = 'integer' AND typeof(rows) = 'integer'""",
@@ -170,8 +184,8 @@ def _own(version: int) -> Schema:
     """Everything in the schema of a file of that version."""
     database = sqlite3.connect(":memory:")
     database.create_function("checksum", -1, lambda *_: 0, deterministic=True)
-    for migration in MIGRATIONS[:version]:
-        for statement in migration():
+    for number, migration in MIGRATIONS.items():
+        for statement in migration() if number <= version else ():
             database.execute(statement)
     found = listed(database.execute)
     database.close()
@@ -246,7 +260,7 @@ class Database:
             self.run(f"PRAGMA {setting}")
         version = self._check_content()  # before anything is written to a file that may not be ours
         if self.claim.reads_only:
-            if version < len(MIGRATIONS):
+            if version < VERSION:
                 raise self.claim.cannot_write(f"format version {version} is rewritten first")
             return
         if not version:
@@ -258,7 +272,7 @@ class Database:
             self.run(f"PRAGMA {setting}")
         self.run("BEGIN EXCLUSIVE")  # take the lock now, not at the first write
         self.run("COMMIT")
-        if version < len(MIGRATIONS):
+        if version < VERSION:
             self._migrate(version)
             self._check(find_misfit(self.one))
         self.settle()
@@ -427,10 +441,11 @@ class Database:
         version = self._read_word() & 0xFF if found else 0
         if found and self.one("PRAGMA application_id") != (APPLICATION_ID,):
             raise ValueError(f"path: {self.path} is a SQLite file of another program, not a memory")
-        if version > len(MIGRATIONS):
+        if version > VERSION or 0 < version < OLDEST:
+            remedy = "Upgrade rsm_torch" if version > VERSION else "Use an older rsm_torch"
             raise ValueError(
-                f"path: {self.path} has format version {version}; this rsm_torch reads up to "
-                f"{len(MIGRATIONS)}. Upgrade rsm_torch to open it"
+                f"path: {self.path} has format version {version}; this rsm_torch reads {OLDEST} to "
+                f"{VERSION}. {remedy} to open it"
             )
         if self.path is not None:
             size, (page,) = Path(self.path).stat().st_size, self.one("PRAGMA page_size")
@@ -438,7 +453,7 @@ class Database:
                 raise self.damaged(f"its {size} bytes are not whole pages")
         self._check(find_foreign(found, version))  # first: all further SQL is run by the schema
         self._check(*self.one("PRAGMA integrity_check(1)"))
-        if version == len(MIGRATIONS):
+        if version == VERSION:
             self._check(find_misfit(self.one))
         return version
 
@@ -448,8 +463,8 @@ class Database:
 
     def _migrate(self, version: int) -> None:
         self.run("BEGIN IMMEDIATE")
-        for migration in MIGRATIONS[version:]:
-            for statement in migration():
+        for number, migration in MIGRATIONS.items():
+            for statement in migration() if number > version else ():
                 self.run(statement)
         self.run(f"PRAGMA application_id = {APPLICATION_ID}")
         # Before changes were numbered, what was erased stayed in pages.

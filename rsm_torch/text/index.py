@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,16 +16,17 @@ from rsm_torch.calibrate import Calibration
 from rsm_torch.config import RSMConfig
 from rsm_torch.lexical import Grown, WordIndex, searchable, words
 from rsm_torch.memory import StreamMemory
-from rsm_torch.outputs import AtomScore, ChunkScore, Written
+from rsm_torch.outputs import Written
 from rsm_torch.quantise import use
 from rsm_torch.storage import BITS
-from rsm_torch.text.items import Count, Filter, read_choice
+from rsm_torch.text.items import Count
 from rsm_torch.text.ranking import (
     UNNAMED,
     Address,
+    Asked,
     Candidates,
-    average_around,
-    ordered,
+    Read,
+    Readable,
     word_weight,
 )
 from rsm_torch.text.store import Chunks, ItemStore
@@ -40,28 +41,6 @@ BATCH_ELEMENTS = 2**25  # floats of one padded batch: 128 MiB
 
 
 Full = Callable[[Sequence[int]], Chunks]  # the rows of chunks, rising, as they were embedded
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """How a search reads: `top_atoms` None is 5, or as many as it takes to fill `top_k`."""
-
-    top_k: int
-    top_atoms: int | None = None
-    atom_score: AtomScore = "v1"
-    chunk_score: ChunkScore = "cosine"
-
-    def __post_init__(self) -> None:
-        for name in ("top_k", "top_atoms"):
-            value = getattr(self, name)
-            if name == "top_atoms" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}: expected an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
-        read_choice(self.atom_score, "atom_score", get_args(AtomScore))
-        read_choice(self.chunk_score, "chunk_score", get_args(ChunkScore))
 
 
 @dataclass
@@ -315,10 +294,15 @@ class StreamIndex:
         return sorted(zip(rows.ids.tolist(), exact, strict=True), key=lambda hit: (-hit[1], hit[0]))
 
     def scores(
-        self, q: Tensor, stream: int, read: Read, full: Full, among: np.ndarray
+        self,
+        q: Tensor,
+        stream: int,
+        read: Read,
+        full: Full,
+        among: Callable[[np.ndarray], np.ndarray],
     ) -> tuple[Tensor, Tensor]:
         """Ids [n], rising, of all chunks of a stream and their scores [n] for q [D]. Where few bits
-        are held, the best chunks of `among` are scored again."""
+        are held, the best of the chunks that are `among` those asked for are scored again."""
         row, kind = self.rows.get(stream), read.chunk_score
         if row is None:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
@@ -326,7 +310,7 @@ class StreamIndex:
             ids, scores = (one.cpu() for one in self.tensors.scores(q[None], row))
             scores = scores[:, 0]
             if self.tensors.config.storage in BITS:
-                inside = torch.isin(ids, torch.from_numpy(among))
+                inside = torch.from_numpy(among(ids.numpy()))
                 most = min(self._wanted(read, read.top_k), int(inside.sum()))
                 best = scores.masked_fill(~inside, -math.inf).topk(most).indices.sort().values
                 scores = scores.clone()
@@ -418,13 +402,15 @@ class Shelf:
 
     COLUMNS: ClassVar = {
         "chunk": np.int64, "item": np.int64, "length": np.int32, "session": np.int32,
-        "step": np.float64, "time": np.float64, "expires": np.float64, "alive": np.bool_,
+        "step": np.float64, "time": np.float64, "expires": np.float64, "created": np.float64,
+        "alive": np.bool_,
     }  # fmt: skip
 
     def __init__(self) -> None:
         self._columns = {name: Grown(kind) for name, kind in self.COLUMNS.items()}
         self._number: dict[int | str | None, int] = {}  # of each session
         self.words = WordIndex()
+        self._parts, self._firsts = Grown(np.int64), Grown(np.int64)  # chunks of long items
         self.last = 0  # chunk that was read
         self.stale: set[int] = set()  # chunks whose items changed
         self._soonest, self._now = np.inf, -np.inf
@@ -434,8 +420,8 @@ class Shelf:
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A column [places]: `chunk` and `item` ids; `length` in characters; `session` numbers, of
-        which equal ones are one session; `step` and `time`, NaN where there is none; `expires`,
-        infinite if never; `alive`."""
+        which equal ones are one session; `step`, `time` and `created`, NaN where there is none;
+        `expires`, infinite if never; `alive`."""
         return self._columns[name].values
 
     def catch_up(self, store: ItemStore, stream: int) -> None:
@@ -447,6 +433,9 @@ class Shelf:
             self["time"][place] = np.nan if one.time is None else one.time
             self["expires"][place] = np.inf if one.expires is None else one.expires
         if fresh:
+            parts = store.later_parts(stream, max([self.last, *self._parts.values[-1:].tolist()]))
+            self._parts.extend([part for part, _ in parts])
+            self._firsts.extend([first for _, first in parts])
             self._add(fresh)
         now = store.clock()
         if found or self.stale:
@@ -471,6 +460,7 @@ class Shelf:
             "step": [np.nan if one.step is None else one.step for one in items],
             "time": [np.nan if one.time is None else one.time for one in items],
             "expires": [np.inf if one.expires is None else one.expires for one in items],
+            "created": [np.nan if one.created is None else one.created for one in items],
             "alive": [True] * len(items),
         }
         for name, column in self._columns.items():
@@ -491,11 +481,40 @@ class Shelf:
             self.words.renumber(kept)
             for column in self._columns.values():
                 column.keep(kept)
+            held = np.isin(self._firsts.values, self["chunk"])
+            self._parts.keep(held)
+            self._firsts.keep(held)
 
     def _remove(self, places: np.ndarray) -> None:
         if len(places):
             self.words.remove(places)
             self["alive"][places] = False
+
+    def first_chunks(self, chunks: np.ndarray) -> np.ndarray:
+        """[n] the first chunk of the item of each of these."""
+        parts = self._parts.values
+        if not len(parts):
+            return chunks
+        at = np.minimum(np.searchsorted(parts, chunks), len(parts) - 1)
+        return np.where(parts[at] == chunks, self._firsts.values[at], chunks)
+
+    def near(self, ids: np.ndarray, scores: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """[n] the score of items at these places, each that of its best part.
+
+        Args:
+            ids, scores: [N] of chunks, rising.
+        """
+        first = scores[np.searchsorted(ids, self["chunk"][places])]
+        firsts = self._firsts.values
+        if not len(firsts):
+            return first
+        best = np.full(len(self), -np.inf, np.float32)
+        best[places] = first
+        at = np.minimum(np.searchsorted(self["chunk"], firsts), len(self) - 1)
+        held = (self["chunk"][at] == firsts) & (best[at] > -np.inf)
+        parts = self._parts.values[held]
+        np.maximum.at(best, at[held], scores[np.searchsorted(ids, parts)])
+        return best[places]
 
     def named(
         self, address: Address, places: np.ndarray
@@ -509,7 +528,9 @@ class Shelf:
         sessions = np.zeros(len(known), np.int8)
         sessions[numbers] = address.session_ranks([known[number] for number in numbers])
         step, session, time = (self[name][places] for name in ("step", "session", "time"))
-        ranks = address.ranks(step, sessions[session], time).astype(np.int64)
+        created = self["created"][places]
+        ranks = address.ranks(step, sessions[session], time, created).astype(np.int64)
+        time = np.where(np.isnan(time), created, time) if address.times else time
         day = np.where(np.isnan(time), 0, time // 86400) + 2.0**41  # apart from sessions and steps
         none = np.array([one is None for one in known])[session]
         thing = np.where(none, day, session + 2.0**40)
@@ -549,15 +570,6 @@ class Shelves:
             shelf.stale.add(chunk)
 
 
-class Readable(NamedTuple):
-    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
-    search `looked` at [N], and what to order them by."""
-
-    chunks: np.ndarray
-    looked: np.ndarray
-    items: Candidates
-
-
 def candidates(
     index: StreamIndex,
     store: ItemStore,
@@ -565,43 +577,54 @@ def candidates(
     query: str,
     stream: int,
     q: Tensor,
-    reads: Sequence[Read],
+    asked: Asked,
     address: Address,
-    lexical: bool,
-    chosen: Filter,
     some: bool = False,
 ) -> Readable | None:
     """All items of a stream that may be read, as arrays; None: there are none.
 
     Args:
-        reads: of two, what the first finds comes before the rest.
+        address: what the query names.
         some: only what the first read finds counts by its embedding.
     """
-    read = reads[0]
+    read, reads = asked.reads[0], asked.reads
     here = shelf["alive"]
-    if chosen:
-        here = here & np.isin(shelf["chunk"], [one.chunk for one in store.select(stream, chosen)])
+    if asked.chosen:
+        chosen = store.select(stream, asked.chosen)
+        here = here & np.isin(shelf["chunk"], [one.chunk for one in chosen])
     places = np.flatnonzero(here)
     if not len(places):
         return None
     places = places[np.argsort(shelf["item"][places], kind="stable")]
     chunks = shelf["chunk"][places]
-    ids, scores = (one.numpy() for one in index.scores(q, stream, read, store.vectors, chunks))
+    ids, scores = (
+        one.numpy()
+        for one in index.scores(
+            q, stream, read, store.vectors, lambda ids: np.isin(shelf.first_chunks(ids), chunks)
+        )
+    )
+    near = shelf.near(ids, scores, places)
+    if asked.least is not None:
+        enough = near >= asked.least
+        places, chunks, near = places[enough], chunks[enough], near[enough]
+    if not len(places):
+        return None
     looked = np.ones(len(places), bool)
     if some or len(reads) > 1:
         limited = read.top_atoms is not None
         # Without, it is as many atoms as fill top_k; and those that have expired are found too.
         most = len(ids) if limited else read.top_k + len(ids) - len(places)
         best = index.search(q, stream, replace(read, top_k=most), store.vectors)
-        looked = np.isin(chunks, [chunk for chunk, _ in best])
+        found = shelf.first_chunks(np.array([chunk for chunk, _ in best], np.int64))
+        looked = np.isin(chunks, found)
     by_words, weight = None, 1.0
-    if lexical:
-        asked = words(query)
-        by_words, perfect = shelf.words.scores(asked)[places], shelf.words.most(asked)
+    if asked.lexical:
+        named = words(query)
+        by_words, perfect = shelf.words.scores(named)[places], shelf.words.most(named)
         weight = word_weight(float(by_words.max()) / perfect if perfect else 0.0)
     ranks, things = shelf.named(address, places)
     items = Candidates(
-        near=scores[np.searchsorted(ids, chunks)],
+        near=near,
         lengths=shelf["length"][places],
         sessions=shelf["session"][places],
         first=looked if len(reads) > 1 else None,
@@ -611,21 +634,3 @@ def candidates(
         things=things,
     )
     return Readable(chunks, looked, items)
-
-
-def searched(found: Readable, top_k: int, width: int) -> list[tuple[int, float]]:
-    """(chunk, score) of at most `top_k`, in the order of `reading_order`, each item by itself or
-    averaged over `width` characters around it."""
-    items, near = found.items, found.items.near
-    if width:
-        near = np.full(len(near), -np.inf, np.float32)
-        at = np.flatnonzero(found.looked)
-        near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
-    near = np.where(found.looked, near, np.float32(-np.inf))
-    order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
-    rank = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
-    shown, score = ordered(
-        near[order], top_k, None if rank is None else rank[order], items.near[order],
-        None if items.words is None else items.words[order], items.weight,
-    )  # fmt: skip
-    return list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))

@@ -9,7 +9,7 @@ import operator
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from rsm_torch.hits import Hit
 
 Time = float | int | str | datetime | date
+FIRST_SECOND, LAST_SECOND = -62_135_596_800.0, 253_402_300_800.0  # of the years 1 to 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class StoredItem:
     """An item as `get` returns it: a `Hit` without a score. `expires`: when its time to live
-    ends, in seconds since the epoch; None: never."""
+    ends; None: never. All times are in seconds since the epoch."""
 
     id: str
     text: str
@@ -57,12 +58,15 @@ class StoredItem:
     role: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     expires: float | None = None
+    key: str | None = None
+    created: float | None = None
+    updated: float | None = None
 
     def scored(self, score: float) -> Hit:
         """The same as a search result."""
         return Hit(
             self.id, self.text, self.stream, score, self.atom, self.time, self.step,
-            self.session, self.role, self.metadata,
+            self.session, self.role, self.metadata, self.key, self.created, self.updated,
         )  # fmt: skip
 
 
@@ -73,6 +77,7 @@ class Key(NamedTuple):
     step: int | None
     session: int | str | None
     time: float | None
+    created: float | None = None
 
 
 class Count(NamedTuple):
@@ -86,7 +91,7 @@ def utc_seconds(value: Time | None, name: str = "time") -> float | None:
     """Seconds since the epoch of anything `Item.time` accepts; naive values count as UTC.
 
     Raises:
-        ValueError: a string that is not ISO 8601, or a number that is not finite.
+        ValueError: a string that is not ISO 8601, or a number beyond the years 1 to 9999.
         TypeError: another type.
     """
     if value is None:
@@ -115,6 +120,11 @@ def utc_seconds(value: Time | None, name: str = "time") -> float | None:
         seconds = math.inf
     if not math.isfinite(seconds):
         raise ValueError(f"{name}: expected a finite number of seconds, got {value!r:.40}")
+    if not FIRST_SECOND <= seconds < LAST_SECOND:
+        raise ValueError(
+            f"{name}: expected seconds since the epoch in the years 1 to 9999, got {value!r:.40}; "
+            "milliseconds are to be divided by 1000"
+        )
     return seconds + 0.0  # a file makes 0.0 of -0.0
 
 
@@ -122,10 +132,7 @@ def utc_seconds(value: Time | None, name: str = "time") -> float | None:
 
 UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")  # Unicode categories: control, format, separators
 
-ROLES = {"system", "developer", "user", "human", "assistant", "ai", "tool", "function"}
-_EXPECTED = "expected a str, an Item or a list of them"
-
-OnDuplicate = Literal["keep", "skip"]
+OnDuplicate = Literal["keep", "skip", "update"]
 Texts = str | Item | Sequence[str | Item]
 Times = Time | Sequence[Time | None] | None
 Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
@@ -145,105 +152,100 @@ class Row:
     metadata: str
     hash: bytes
     expires: float | None = None
+    key: str | None = None
+    created: float | None = None
+    updated: float | None = None
+
+    def same_as(self, other: Row) -> bool:
+        """Whether all is equal but when they were stored."""
+        a, b = (replace(row, metadata="", created=None, updated=None) for row in (self, other))
+        return a == b and json.loads(self.metadata) == json.loads(other.metadata)
+
+    def same_place(self, other: Row) -> bool:
+        """Whether text, step, session and role are equal: what is found by them need not move."""
+        return (self.text, self.step, self.session, self.role) == (
+            other.text, other.step, other.session, other.role,
+        )  # fmt: skip
+
+    def updated_by(self, other: Row) -> Row:
+        """With the metadata of another one set, and its time to live if it has one."""
+        metadata = merged(json.loads(self.metadata), json.loads(other.metadata))
+        expires = self.expires if other.expires is None else other.expires
+        return replace(self, metadata=json.dumps(metadata), expires=expires)
 
 
 class Plan:
-    """Which rows of one stream are to be stored, and the ids of all of them afterwards.
+    """What is to become of rows that are added to one stream.
+
+    A row with a key replaces the item of that key, if there is one. Of others, a row that equals an
+    item, or one before it, is one with it where `on_duplicate` says so.
 
     Args:
         rows: in the order given.
-        known: ids by hash of items the stream already has, to be skipped; None: keep every row.
+        held: the items that the stream has already, by what `match` gives of a row: id and row.
+        on_duplicate: as in `AgentMemory.add`.
+
+    `new` are to be stored, and `edits` are the items that change: by id, the row before and after.
     """
 
-    def __init__(self, rows: list[Row], known: Mapping[bytes, int] | None):
-        self.rows, self.known, self.new = rows, known, rows
-        if known is not None:
-            first: dict[bytes, Row] = {}
-            for row in rows:
-                if row.hash not in known:
-                    first.setdefault(row.hash, row)
-            self.new = list(first.values())
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        held: Mapping[object, tuple[int, Row]],
+        on_duplicate: OnDuplicate = "keep",
+    ):
+        fresh: dict[object, Row] = {}
+        self.edits: dict[int, tuple[Row, Row]] = {}
+        self._of: list[object] = []  # of each row, the id of its item or its match
+        for place, row in enumerate(rows):
+            match = place if (found := Plan.match(row, on_duplicate)) is None else found
+            if match in held:
+                id, old = held[match]
+                last = self.edits.get(id, (old, old))[1]
+                self.edits[id] = old, Plan._after(last, row, on_duplicate)
+                self._of.append((id,))
+            else:
+                first = fresh.setdefault(match, row)
+                fresh[match] = row if first is row else Plan._after(first, row, on_duplicate)
+                self._of.append(match)
+        self.edits = {id: two for id, two in self.edits.items() if not two[0].same_as(two[1])}
+        self.new, self._matches = list(fresh.values()), list(fresh)
+
+    @staticmethod
+    def match(row: Row, on_duplicate: OnDuplicate) -> object:
+        """What an item has in common with a row that is one with it; None: nothing is."""
+        if row.key is not None:
+            return row.key
+        return None if on_duplicate == "keep" else row.hash
+
+    @staticmethod
+    def _after(item: Row, row: Row, on_duplicate: OnDuplicate) -> Row:
+        if row.key is not None:
+            return row
+        return item.updated_by(row) if on_duplicate == "update" else item
+
+    @property
+    def texts(self) -> list[str]:
+        """What is to be embedded."""
+        changed = (new.raw for old, new in self.edits.values() if new.text != old.text)
+        return [*(row.raw for row in self.new), *changed]
 
     def ids(self, added: Sequence[int]) -> list[str]:
         """An id for each row, given those of the new ones."""
-        if self.known is None:
-            return [str(id) for id in added]
-        ids = {**self.known, **{r.hash: id for r, id in zip(self.new, added, strict=True)}}
-        return [str(ids[row.hash]) for row in self.rows]
+        known = dict(zip(self._matches, added, strict=True))
+        return [str(of[0] if isinstance(of, tuple) else known[of]) for of in self._of]
 
 
-def read_texts(
-    texts: Texts,
-    times: Times = None,
-    metadata: Metadata = None,
-    expires: float | None = None,
-) -> list[Row]:
-    """One row per text, all with the same end of their time to live.
-
-    Raises:
-        TypeError, ValueError: naming the argument and position of what is wrong.
-    """
-    single = isinstance(texts, (str, Item))
-    given = [texts] if single else texts
-    if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise TypeError(f"texts: {_EXPECTED}, got {_kind(texts)}{_hint(texts)}")
-    if _is_pair(given):
-        raise TypeError(f"texts: got the pair {given!r:.80}{_hint(given)}")
-    all_times = _parallel(times, single, len(given), "times")
-    all_metadata = _parallel(metadata, single, len(given), "metadata")
-    rows = []
-    for place, text in enumerate(given):
-        time, extra = all_times[place], all_metadata[place]
-        at = "" if single else f"[{place}]"
-        if isinstance(text, Item):
-            if time is not None or extra is not None:
-                raise ValueError(
-                    f"texts{at}: is an Item; give its time and metadata in the Item, not beside it"
-                )
-            rows.append(row_of(text, f"texts{at}", expires))
-        elif isinstance(text, str):
-            item = Item(
-                text, utc_seconds(time, f"times{at}"), metadata={} if extra is None else extra
-            )
-            rows.append(row_of(item, f"texts{at}", expires, f"metadata{at}"))
-        else:
-            raise TypeError(f"texts{at}: expected a str or an Item, got {_kind(text)}{_hint(text)}")
-    return rows
-
-
-def _is_pair(value: Any) -> bool:
-    """Whether it is (role, text), which would be taken for two texts."""
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(part, str) for part in value)
-        and value[0].strip().lower() in ROLES
-    )
-
-
-def _hint(value: Any) -> str:
-    if isinstance(value, Mapping) or hasattr(value, "model_dump"):
-        return "; for chat messages give from_messages(messages).items"
-    return "; for (role, text) pairs give from_pairs(pairs)" if isinstance(value, tuple) else ""
-
-
-def _parallel(values: Any, single: bool, count: int, name: str) -> list[Any]:
-    """`values` as a list as long as the texts; one value is enough for a single text."""
-    if values is None:
-        return [None] * count
-    if single and (isinstance(values, str) or not isinstance(values, Sequence)):
-        return [values]
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}: expected a list as long as texts ({count}), got {_kind(values)}")
-    if len(values) != count:
-        raise ValueError(f"{name}: expected one for each of {count} texts, got {len(values)}")
-    return list(values)
+def merged(metadata: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata with the keys of others set; None removes one."""
+    both = {**metadata, **more}
+    return {key: value for key, value in both.items() if key not in more or value is not None}
 
 
 def row_of(item: Item, where: str, expires: float | None = None, extra: str | None = None) -> Row:
     """The row of an item, whose name in errors is `where`, and its metadata's `extra`."""
     if not isinstance(item.text, str):
-        raise TypeError(f"{where}: expected text as a str, got {_kind(item.text)}")
+        raise TypeError(f"{where}: expected text as a str, got {kind_of(item.text)}")
     if is_blank(item.text):
         raise ValueError(
             f"{where}: is empty or only whitespace and invisible characters ({item.text[:20]!r})"
@@ -296,7 +298,7 @@ def make_row(
 def read_metadata(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A copy, if JSON can hold it."""
     if not isinstance(metadata, Mapping):
-        raise TypeError(f"{where}: expected a mapping, got {_kind(metadata)}")
+        raise TypeError(f"{where}: expected a mapping, got {kind_of(metadata)}")
     wrong = [key for key in metadata if not isinstance(key, str)]
     if wrong:
         raise TypeError(f"{where}: expected str keys, got {wrong[0]!r}")
@@ -304,7 +306,57 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
         return json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
+        long = next((key for key, value in metadata.items() if _has_long_int(value)), None)
+        if long is not None and kind is ValueError:
+            raise ValueError(
+                f"{where}[{long!r:.40}]: holds an int of more than {MOST_DIGITS} digits; give it as a str"
+            ) from None
         raise kind(f"{where}: JSON cannot hold it ({error})") from error
+
+
+def _has_long_int(value: Any) -> bool:
+    """Whether an int is in it that JSON would be read with, but not written."""
+    some, seen = [value], 0
+    while some and (seen := seen + 1) < 10**6:  # it may hold itself
+        one = some.pop()
+        if isinstance(one, int) and one.bit_length() > 3 * MOST_DIGITS:
+            return True
+        some += (
+            one.values() if isinstance(one, Mapping) else one if type(one) in (list, tuple) else ()
+        )
+    return False
+
+
+def read_sessions(value: Any, name: str) -> tuple[int | str, ...]:
+    """Sessions as an `Item` has them: one, or a list of them; None: none."""
+    single = value is None or isinstance(value, str) or not isinstance(value, Iterable)
+    given = ([] if value is None else [value]) if single else list(value)
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, (int, str)):
+            raise TypeError(f"{name}: expected an int, a str or a list of them, got {one!r:.40}")
+        if isinstance(one, int) and not -(2**63) <= one < 2**63:
+            raise ValueError(f"{name}: expected ints of 64 bits")
+    return tuple(given)
+
+
+def read_score(value: Any, name: str) -> float | None:
+    """A finite number, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: expected a number, got {value!r:.40}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {value!r:.40}")
+    return number
+
+
+def read_callable(value: Any, name: str) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}: expected a function, got {value!r:.80}")
 
 
 def read_expiry(ttl: float | None, now: float) -> float | None:
@@ -391,7 +443,7 @@ def read_file(path: str | Path) -> Path:
 def read_words(value: str, name: str) -> str:
     """`value` trimmed, if anything is left."""
     if not isinstance(value, str):
-        raise TypeError(f"{name}: expected a str, got {_kind(value)}")
+        raise TypeError(f"{name}: expected a str, got {kind_of(value)}")
     if is_blank(value):
         raise ValueError(f"{name}: is blank ({value!r:.40})")
     return value.strip()
@@ -411,17 +463,17 @@ def _plain_int(value: Any) -> Any:
 def read_id(id: str) -> int | None:
     """The number of an id this library could have given, else None."""
     if not isinstance(id, str):
-        raise TypeError(f"id: expected a str as add returns, got {_kind(id)} {id!r}")
+        raise TypeError(f"id: expected a str as add returns, got {kind_of(id)} {id!r}")
     short = id.isascii() and id.isdigit() and id[0] != "0" and len(id) <= 18
     return int(id) if short else None
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     return type(value).__name__
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:80] if isinstance(value, str | int | float) else _kind(value)
+    return repr(value)[:80] if isinstance(value, str | int | float) else kind_of(value)
 
 
 # -- which items of a stream are meant -------------------------------------------------------------
@@ -431,6 +483,7 @@ ORDERED: Mapping[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 OPERATORS = ("$eq", "$ne", "$in", "$nin", *ORDERED, "$exists")
 PLACES = ("step", "session", "role")
+MOST_DIGITS = 4300  # of an int, as Python reads and writes them
 MOST_CONDITIONS = 16
 
 
@@ -441,15 +494,17 @@ class Filter:
     A key of `where` names a field of `Item` (step, session, role) that is set, else a key of its
     metadata. Its value is what the item must have, or a mapping from operators to operands, of which
     all must hold. None stands for a value that is null or missing. An item without a time is in no
-    range.
+    range, and one without a session is in none of the `excluded`.
     """
 
     where: Mapping[str, Any] = field(default_factory=dict)
     after: float | None = None
     before: float | None = None
+    excluded: tuple[int | str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.where) or self.after is not None or self.before is not None
+        bounded = self.after is not None or self.before is not None
+        return bool(self.where) or bounded or bool(self.excluded)
 
     def matches(
         self, fields: Mapping[str, Any], metadata: Mapping[str, Any], time: float | None
@@ -458,6 +513,8 @@ class Filter:
         for bound, late in ((self.after, False), (self.before, True)):
             if bound is not None and (time is None or (time >= bound) == late):
                 return False
+        if fields.get("session") is not None and fields["session"] in self.excluded:
+            return False
         for key, wanted in self.where.items():
             value = fields.get(key)
             value = metadata.get(key) if value is None else value
@@ -474,6 +531,12 @@ class Filter:
             if bound is not None:
                 parts.append(f"items.time {sign} ?")
                 values.append(bound)
+        if self.excluded:
+            sessions = json.dumps([json.dumps(session) for session in self.excluded])
+            parts.append(
+                "(items.session IS NULL OR items.session NOT IN (SELECT value FROM json_each(?)))"
+            )
+            values.append(sessions)
         for key, wanted in self.where.items():
             for name, operand in _conditions(wanted):
                 if len(parts) > MOST_CONDITIONS:
@@ -505,7 +568,12 @@ class Filter:
 EVERYTHING = Filter()
 
 
-def read_filter(where: Mapping[str, Any] | None, before: Time | None, after: Time | None) -> Filter:
+def read_filter(
+    where: Mapping[str, Any] | None,
+    before: Time | None,
+    after: Time | None,
+    exclude_session: Any = None,
+) -> Filter:
     """A filter of arguments as users give them.
 
     Raises:
@@ -523,7 +591,7 @@ def read_filter(where: Mapping[str, Any] | None, before: Time | None, after: Tim
             )
         if isinstance(wanted, dict) and any(name.startswith("$") for name in wanted):
             _check(key, wanted)
-    return Filter(found, start, end)
+    return Filter(found, start, end, read_sessions(exclude_session, "exclude_session"))
 
 
 def _check(key: str, wanted: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 import weakref
@@ -10,9 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import tzinfo
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    get_args,
+)
 
 import torch
 from torch import Tensor
@@ -22,12 +35,14 @@ from rsm_torch.checks import as_count
 from rsm_torch.config import RSMConfig
 from rsm_torch.embedders import Embedder, default_embedder, embed, embed_queries, load_embedder
 from rsm_torch.hits import Context, Hit
-from rsm_torch.layout import Layout, Order
+from rsm_torch.layout import Layout, Order, once
 from rsm_torch.memory import StreamMemory
+from rsm_torch.metrics import Hook, Watch, first_argument, size
 from rsm_torch.outputs import AtomScore, ChunkScore
 from rsm_torch.pack import packed
 from rsm_torch.text import items as intake
-from rsm_torch.text.index import ALL_ATOMS, Read, Readable, candidates, searched
+from rsm_torch.text.chunking import read_keys, read_texts, split_to_window
+from rsm_torch.text.index import ALL_ATOMS, candidates
 from rsm_torch.text.items import (
     Count,
     Metadata,
@@ -38,15 +53,20 @@ from rsm_torch.text.items import (
     Time,
     Times,
 )
+from rsm_torch.text.mentions import zone_of
 from rsm_torch.text.ranking import (
     AROUND,
     BESIDE,
     BRIEF,
-    Address,
+    Asked,
+    Read,
+    Readable,
+    Rerank,
     Rule,
-    addresses,
     admission_order,
     most_items,
+    reranked,
+    searched,
 )
 from rsm_torch.text.settings import Settings, read_exchange, settle, write_exchange
 from rsm_torch.text.store import Content, Found, ItemStore
@@ -63,12 +83,17 @@ R = TypeVar("R")
 def told(
     method: Callable[Concatenate[AgentMemory, P], R],
 ) -> Callable[Concatenate[AgentMemory, P], R]:
-    """An exception that comes when the change is already made says so in a note."""
+    """An exception that comes when the change is already made says so in a note; and `on_event` and the
+    log are told of the call."""
+    verb, first = method.__name__.lstrip("_"), first_argument(method)
 
     @functools.wraps(method)
     def call(self: AgentMemory, *args: P.args, **kwargs: P.kwargs) -> R:
         number = self._store.number
         try:
+            if self._watch.asked():
+                given = size(first(args, kwargs))
+                return self._watch.call(verb, given, lambda: method(self, *args, **kwargs))
             return method(self, *args, **kwargs)
         except BaseException as error:
             if self._store.number != number and MADE not in getattr(error, "__notes__", ()):
@@ -181,6 +206,14 @@ class AgentMemory:
 
         missing: what reading a stream that was never written does: "empty" finds nothing and deletes
             nothing, "error" raises KeyError.
+        on_event: called after each verb with an `Event` of `rsm_torch.metrics`, in the caller's
+            thread. What it raises goes to the log and nowhere else. Verbs that it calls are no events.
+
+    A text that is longer than the embedder's window is embedded in parts, and found by the best of
+    them as the one item that it is; whatever makes a part go makes the item go.
+
+    A file holds a fingerprint of the embedder, embeddings of five fixed texts, by which it tells
+    another one, whatever its name.
 
     Texts and queries are embedded while other callers use the memory; embedders are called by one at a
     time, with at most 64 texts, in the order in which callers came.
@@ -198,7 +231,8 @@ class AgentMemory:
 
     Raises:
         TypeError: an argument of another kind.
-        ValueError: the file belongs to another embedder, width, config or tau; it or its log is
+        ValueError: the file belongs to another embedder, width, config or tau, or the embedder is a
+            function without a name (see `load_embedder`); it or its log is
             damaged, missing or no memory's, which any verb may also find when it comes to a damaged
             row; `config` and `tau` are both given.
         BlockingIOError: the file is open in another memory or process.
@@ -220,8 +254,11 @@ class AgentMemory:
         clock: Callable[[], float] = time.time,
         max_bytes: int | None = None,
         missing: Literal["empty", "error"] = "empty",
+        on_event: Hook | None = None,
     ) -> None:
         self._lock, self._turns = threading.RLock(), Turns()
+        intake.read_callable(on_event, "on_event")
+        self._watch = Watch(on_event)
         self._missing = intake.read_choice(missing, "missing", ("empty", "error"))
         intake.read_expiry(ttl, 0)
         if not isinstance(device, str | torch.device):
@@ -257,22 +294,26 @@ class AgentMemory:
         metadata: Metadata = None,
         on_duplicate: OnDuplicate = "keep",
         ttl: float | None = None,
+        *,
+        extract: Callable[[Any], Texts] | None = None,
     ) -> list[str]:
         """Store texts in a stream, in order; all of them or, if it raises, none. After an interrupt
         all may be stored: a note of the exception says so. Repeating the call with
-        on_duplicate="skip" stores nothing twice and returns the ids.
+        on_duplicate="skip" stores nothing twice and returns the ids; `put` stores under keys.
 
         Args:
-            texts: a str or `Item`, or a list of them. Not split: an embedder reads only the
-                first `max_tokens` tokens of each; see `chunk`.
+            texts: a str or `Item`, or a list of them.
             stream: trimmed; otherwise taken exactly.
             times: for a str its time, for a list one each; what `Item.time` accepts.
             metadata: for a str a mapping, for a list one each.
             on_duplicate: "skip" returns the id of an item that the stream already has (text,
-                time, step, session and role equal) and stores nothing for it; "keep" stores both.
+                time, step, session and role equal) and stores nothing for it; "update" also gives that
+                item the metadata and the `ttl`, as `update` would; "keep" stores both.
             ttl: seconds from now, whatever their times, after which the items are no longer
                 returned by anything, and `purge` removes them; `math.inf`: never. None: the
                 memory's `ttl`.
+            extract: a function from `texts`, which may be anything then, such as chat messages, to
+                the texts to store. If it raises, nothing is stored.
 
         Returns:
             An id for each text. Ids are never reused. With limits (`max_members`, `max_atoms` or
@@ -282,7 +323,7 @@ class AgentMemory:
             TypeError, ValueError: an argument of the wrong kind, blank text or stream, vectors
                 that are NaN, infinite or zero.
         """
-        rows, name = self._rows_of(texts, stream, times, metadata, ttl)
+        rows, name = self._rows_of(texts, stream, times, metadata, ttl, extract=extract)
         return self._add({name: rows}, on_duplicate)[name]
 
     @told
@@ -291,13 +332,48 @@ class AgentMemory:
         texts: Mapping[str, Texts],
         on_duplicate: OnDuplicate = "keep",
         ttl: float | None = None,
+        *,
+        extract: Callable[[Any], Texts] | None = None,
     ) -> dict[str, list[str]]:
-        """`add` for many streams at once: one embedding, one clustering, one transaction."""
+        """`add` for many streams at once: one embedding, one clustering, one transaction. `extract`
+        is called for each stream."""
         if not isinstance(texts, Mapping):
             raise TypeError(f"texts: expected a mapping from stream to texts, got {texts!r:.80}")
-        expires = self._expiry(ttl)
-        rows = {s: intake.read_texts(some, expires=expires) for s, some in texts.items()}
+        intake.read_streams(texts, "texts")
+        rows = {
+            given: self._rows_of(some, given, ttl=ttl, extract=extract)[0]
+            for given, some in texts.items()
+        }
         return self._add(rows, on_duplicate)
+
+    @told
+    def put(
+        self,
+        texts: Texts,
+        stream: str,
+        *,
+        key: str | Sequence[str],
+        times: Times = None,
+        metadata: Metadata = None,
+        ttl: float | None = None,
+    ) -> list[str]:
+        """Store texts under your own keys: an item of that key in the stream becomes what is given,
+        and keeps its id; else a new one is stored. Repeating a call changes nothing.
+
+        All of it is one transaction. Text that is as it was is not embedded again.
+
+        Args:
+            texts, stream, times, metadata, ttl: as in `add`. What is not given, the item has not: its
+                time, metadata and others are not kept.
+            key: for a str its key, for a list one each, all different; trimmed. A key belongs to its
+                stream. When an item has expired or is deleted its key is free.
+
+        Returns:
+            An id for each text.
+        """
+        rows, name = self._rows_of(texts, stream, times, metadata, ttl)
+        keys = read_keys(key, texts, len(rows))
+        return self._add({name: [replace(r, key=k) for r, k in zip(rows, keys, strict=True)]})[name]
 
     def _rows_of(
         self,
@@ -306,33 +382,45 @@ class AgentMemory:
         times: Times = None,
         metadata: Metadata = None,
         ttl: float | None = None,
+        *,
+        extract: Callable[[Any], Texts] | None = None,
     ) -> tuple[list[Row], str]:
         """Rows of the arguments of `add`, and the name of the stream."""
-        name = intake.read_stream(stream)
-        return intake.read_texts(texts, times, metadata, self._expiry(ttl)), name
+        name, expires = intake.read_stream(stream), self._expiry(ttl)
+        intake.read_callable(extract, "extract")
+        if extract is None:
+            return read_texts(texts, times, metadata, expires), name
+        try:
+            return read_texts(extract(texts), times, metadata, expires), name
+        except Exception as error:
+            error.add_note("extract raised it, or what it returned; nothing was stored")
+            raise
 
     def _expiry(self, ttl: float | None) -> float | None:
         return intake.read_expiry(self.ttl if ttl is None else ttl, self._clock())
 
-    def _add(self, given: dict[str, list[Row]], on_duplicate: str) -> dict[str, list[str]]:
-        intake.read_choice(on_duplicate, "on_duplicate", ("keep", "skip"))
+    @told
+    def _add(
+        self, given: Mapping[str, list[Row]], on_duplicate: OnDuplicate = "keep"
+    ) -> dict[str, list[str]]:
+        intake.read_choice(on_duplicate, "on_duplicate", get_args(OnDuplicate))
         names = {stream: intake.read_stream(stream) for stream in given}
         if len(set(names.values())) < len(names):
             raise ValueError(f"texts: a stream is named twice among {sorted(names)}")
         rows = {names[stream]: some for stream, some in given.items()}
         while True:
-            by = self.embedder
-            new = [row for plan in self._plans(rows, on_duplicate).values() for row in plan.new]
-            vectors = self._embed([row.raw for row in new], by)
-            known = {id(row): vector for row, vector in zip(new, vectors, strict=True)}
-            ids = self._place(rows, on_duplicate, by, known)
+            by, plans = self.embedder, self._plans(rows, on_duplicate)
+            vectors = self._vectors([text for plan in plans.values() for text in plan.texts], by)
+            ids = self._place(rows, on_duplicate, by, vectors)
             if ids is not None:
                 return {stream: ids[name] for stream, name in names.items()}
 
     @locked
-    def _plans(self, rows: Mapping[str, list[Row]], on_duplicate: str) -> dict[str, intake.Plan]:
+    def _plans(
+        self, rows: Mapping[str, list[Row]], on_duplicate: OnDuplicate
+    ) -> dict[str, intake.Plan]:
         return {
-            name: intake.Plan(some, self._held(name, some, on_duplicate))
+            name: intake.Plan(some, self._held(name, some, on_duplicate), on_duplicate)
             for name, some in rows.items()
         }
 
@@ -340,35 +428,70 @@ class AgentMemory:
     def _place(
         self,
         rows: Mapping[str, list[Row]],
-        on_duplicate: str,
+        on_duplicate: OnDuplicate,
         by: Embedder,
-        vectors: Mapping[int, Tensor],
+        vectors: Mapping[str, Tensor],
     ) -> dict[str, list[str]] | None:
-        """Ids by stream; None: others changed the memory meanwhile, so that rows must be embedded
-        again. `vectors` are those of rows, by Python's id."""
+        """Ids by stream; None: others changed the memory meanwhile, so that texts must be embedded
+        again."""
         plans = self._plans(rows, on_duplicate)
-        new = {name: plan.new for name, plan in plans.items() if plan.new}
+        added = self._make(plans, by, vectors)
+        return None if added is None else {n: plan.ids(added[n]) for n, plan in plans.items()}
+
+    def _make(
+        self, plans: Mapping[str, intake.Plan], by: Embedder, vectors: Mapping[str, Tensor]
+    ) -> dict[str, list[int]] | None:
+        """Ids of what is new by stream; None: with other vectors [P, D] of texts than these.
+
+        An item of which only fields change that nothing is found by keeps its embeddings and its
+        atoms. Where it moves to another step, session or role, its embeddings are written anew.
+        """
         if by is not self.embedder or any(
-            id(row) not in vectors for s in new.values() for row in s
+            text not in vectors for plan in plans.values() for text in plan.texts
         ):
             return None
-        contents = {
-            name: Content(some, torch.stack([vectors[id(row)] for row in some]))
-            for name, some in new.items()
-        }
-        added = dict(zip(contents, self._state.insert(contents), strict=True))
-        return {name: plan.ids(added.get(name, [])) for name, plan in plans.items()}
+        contents, changed = {}, {}
+        for name, plan in plans.items():
+            rows = [*plan.new]
+            ids: list[int | None] = [None] * len(rows)
+            parts = [vectors[row.raw] for row in rows]
+            for id, (old, new) in plan.edits.items():
+                if new.same_place(old) and (new.time == old.time or self.config.ttl is None):
+                    changed[id] = new
+                    continue
+                same = new.text == old.text
+                parts.append(self._store.vectors_of(id) if same else vectors[new.raw])
+                rows.append(new)
+                ids.append(id)
+            if rows:
+                contents[name] = Content(rows, torch.cat(parts), None, list(map(len, parts)), ids)
+        made = dict(zip(contents, self._state.insert(contents, changed=changed), strict=True))
+        return {name: made.get(name, [])[: len(plan.new)] for name, plan in plans.items()}
 
-    def _held(self, name: str, rows: list[Row], on_duplicate: str) -> dict[bytes, int] | None:
-        """Ids by hash of the rows that a stream already has; None if that does not matter."""
-        if on_duplicate == "keep":
-            return None
-        stream = self._state.streams.get(name)
-        found = {} if stream is None else {r.hash: self._store.find(stream, r.hash) for r in rows}
-        return {hash: id for hash, id in found.items() if id is not None}
+    def _held(
+        self, name: str, rows: list[Row], on_duplicate: OnDuplicate
+    ) -> dict[object, tuple[int, Row]]:
+        """The items of a stream that rows are one with, by what they have in common."""
+        stream, store = self._state.streams.get(name), self._store
+        held: dict[object, tuple[int, Row]] = {}
+        if stream is None:
+            return held
+        for row in rows:
+            match = intake.Plan.match(row, on_duplicate)
+            if match is None or match in held:
+                continue
+            if row.key is not None:
+                found = store.find_key(stream, row.key)
+                id = None if found is None else found.item
+            else:
+                id = store.find(stream, row.hash)
+            if id is not None:
+                held[match] = id, store.row(id)
+        return held
 
     # -- reading ------------------------------------------------------------------------------------
 
+    @told
     def search(
         self,
         query: str,
@@ -384,6 +507,11 @@ class AgentMemory:
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
+        exclude_session: int | str | Sequence[int | str] | None = None,
+        min_score: float | None = None,
+        now: Time | None = None,
+        zone: str | tzinfo = "UTC",
+        rerank: Rerank | None = None,
     ) -> list[Hit]:
         """The items of one stream nearest to `query`, best first.
 
@@ -406,14 +534,24 @@ class AgentMemory:
                 score. What is filtered out or has expired is not there: those on both sides of it
                 are neighbours. 0: none. See `average_around`.
             where, before, after: only items that match, as in `get_all`.
+            exclude_session: a session, or several, whose items are left out, such as the present one.
+            min_score: the least score by embedding (`chunk_score`, of an item by itself) of what is
+                found, whatever else its order goes by; what the query names, too.
+            now, zone: what "yesterday" in the query counts from, None: the present; and the time zone
+                whose days are meant, such as "Europe/Paris". An item without a time is named by when
+                it was stored.
+            rerank: a function from the query and its hits to a score for each, or to these hits in
+                another order; it is called last, outside of the memory's lock.
         """
         query, stream = intake.read_words(query, "query"), intake.read_stream(stream)
         (hits,) = self.search_many(
             [query], [stream], top_k, top_atoms, atom_score, chunk_score, addressing,
             lexical=lexical, around=around, where=where, before=before, after=after,
+            exclude_session=exclude_session, min_score=min_score, now=now, zone=zone, rerank=rerank,
         )  # fmt: skip
         return hits
 
+    @told
     def search_many(
         self,
         queries: Sequence[str],
@@ -429,20 +567,51 @@ class AgentMemory:
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
+        exclude_session: int | str | Sequence[int | str] | None = None,
+        min_score: float | None = None,
+        now: Time | None = None,
+        zone: str | tzinfo = "UTC",
+        rerank: Rerank | None = None,
     ) -> list[list[Hit]]:
         """`search` for many queries at once, each of the stream at its place: one embedding, and one
         search of the tensors where queries ask for nothing but that."""
-        read = Read(top_k, top_atoms, atom_score, chunk_score)
-        width = min(Rule(around=around).around, MOST_AROUND)
-        flags = intake.read_flag(addressing, "addressing"), intake.read_flag(lexical, "lexical")
-        chosen = intake.read_filter(where, before, after)
+        asked = self._asked(
+            (Read(top_k, top_atoms, atom_score, chunk_score),), Rule(around=around), addressing,
+            lexical, intake.read_filter(where, before, after, exclude_session), min_score, now, zone,
+        )  # fmt: skip
+        intake.read_callable(rerank, "rerank")
         words = self._words(queries, streams)
-        while True:
+        found = None
+        while found is None:
             by, q = self._embed_queries(words)
-            found = self._find(by, words, streams, q, read, flags, width, chosen)
-            if found is not None:
-                return found
+            found = self._find(by, words, streams, q, asked)
+        if rerank is None:
+            return found
+        return [reranked(rerank, one, hits) for one, hits in zip(words, found, strict=True)]
 
+    @staticmethod
+    def _asked(
+        reads: tuple[Read, ...],
+        rule: Rule,
+        addressing: bool,
+        lexical: bool,
+        chosen: intake.Filter,
+        min_score: float | None,
+        now: Time | None,
+        zone: str | tzinfo,
+    ) -> Asked:
+        return Asked(
+            reads,
+            replace(rule, around=min(rule.around, MOST_AROUND)),
+            intake.read_flag(addressing, "addressing"),
+            intake.read_flag(lexical, "lexical"),
+            chosen,
+            intake.read_score(min_score, "min_score"),
+            intake.utc_seconds(now, "now"),
+            zone_of(zone),
+        )
+
+    @told
     def context(
         self,
         query: str,
@@ -465,13 +634,20 @@ class AgentMemory:
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
+        exclude_session: int | str | Sequence[int | str] | None = None,
+        min_score: float | None = None,
+        now: Time | None = None,
+        zone: str | tzinfo = "UTC",
+        rerank: Rerank | None = None,
         escape_chat_marks: bool = False,
     ) -> Context:
         """What a reader should see to answer `query`, in at most `max_tokens` tokens.
 
         Items are admitted while they fit: first those that the query names, each step's (session's,
         day's) best before any one's second; then all others by their ranks by embedding and by
-        words, by what stands beside them, and by how short they are.
+        words, by what stands beside them, and by how short they are. Of items that repeat another one
+        (see `rsm_torch.layout.once`) the best is shown, with how many there are. `Context.skipped`
+        names those that were too long for what was left.
 
         Args:
             layout, order, truncate, escape_chat_marks: as in `pack`.
@@ -481,7 +657,9 @@ class AgentMemory:
                 20.
             top_atoms: by embedding, the items of so many atoms rank before all others; None: no
                 atom before another.
-            atom_score, chunk_score, addressing, where, before, after: as in `search`.
+            atom_score, chunk_score, addressing, where, before, after, exclude_session, min_score, now,
+                zone: as in `search`.
+            rerank: as in `search`, of the items considered; they are admitted in its order.
             lexical, around: as in `search`, for the ranking of the whole stream. Both are on, since
                 contexts hold more of what questions need with them (docs/results).
             beside: the share of the score of the better of its two neighbours in the session that
@@ -499,10 +677,12 @@ class AgentMemory:
             tokenizer=tokenizer, top_k=top_k, top_atoms=top_atoms, atom_score=atom_score,
             chunk_score=chunk_score, addressing=addressing, lexical=lexical, around=around,
             beside=beside, brief=brief, where=where, before=before, after=after,
+            exclude_session=exclude_session, min_score=min_score, now=now, zone=zone, rerank=rerank,
             escape_chat_marks=escape_chat_marks,
         )  # fmt: skip
         return found
 
+    @told
     def context_many(
         self,
         queries: Sequence[str],
@@ -525,6 +705,11 @@ class AgentMemory:
         where: Mapping[str, Any] | None = None,
         before: Time | None = None,
         after: Time | None = None,
+        exclude_session: int | str | Sequence[int | str] | None = None,
+        min_score: float | None = None,
+        now: Time | None = None,
+        zone: str | tzinfo = "UTC",
+        rerank: Rerank | None = None,
         escape_chat_marks: bool = False,
     ) -> list[Context]:
         """`context` for many queries at once, each of the stream at its place: one embedding."""
@@ -536,46 +721,55 @@ class AgentMemory:
                 f"tokenizer: embedder {self.embedder.name!r} has none to count with; pass the "
                 "reader's, or a function from text to a number of tokens"
             )
-        marks = intake.read_flag(escape_chat_marks, "escape_chat_marks")
-        intake.read_flag(addressing, "addressing")
-        intake.read_flag(lexical, "lexical")
-        packed([], max_tokens, tokenizer, layout, order, truncate)  # refuse before the work
-        rule = Rule(around, beside, brief)
-        rule = replace(rule, around=min(rule.around, MOST_AROUND))
+        pack = functools.partial(
+            packed, max_tokens=max_tokens, tokenizer=tokenizer, layout=layout, order=order,
+            truncate=truncate,
+            escape_chat_marks=intake.read_flag(escape_chat_marks, "escape_chat_marks"),
+        )  # fmt: skip
+        pack([])  # refuse before the work
+        intake.read_callable(rerank, "rerank")
         top_k = most_items(max_tokens) if top_k is None else top_k
         reads = [Read(top_k, ALL_ATOMS, atom_score, chunk_score)]
         if top_atoms is not None:
             reads.insert(0, replace(reads[0], top_atoms=top_atoms))
-        chosen = intake.read_filter(where, before, after)
+        asked = self._asked(
+            tuple(reads), Rule(around, beside, brief), addressing, lexical,
+            intake.read_filter(where, before, after, exclude_session), min_score, now, zone,
+        )  # fmt: skip
         words = self._words(queries, streams)
         contexts: list[Context] = []
         while True:
             by, q = self._embed_queries(words[len(contexts) :])
             for place, one in enumerate(q.unbind(), len(contexts)):
-                hits = self._admitted(
-                    by, words[place], streams[place], one, reads, addressing, lexical, rule, chosen
-                )
+                hits = self._admitted(by, words[place], streams[place], one, asked)
                 if hits is None:
                     break  # there is another embedder now
-                contexts.append(
-                    packed(
-                        hits,
-                        max_tokens,
-                        tokenizer,
-                        layout,
-                        order,
-                        truncate,
-                        escape_chat_marks=marks,
-                    )
-                )
+                if rerank is not None:
+                    hits = reranked(rerank, words[place], hits)
+                hits, repeated = once(hits)
+                contexts.append(pack(hits, repeated=repeated))
             if len(contexts) == len(words):
                 return contexts
 
     @locked
-    def get(self, id: str) -> StoredItem | None:
-        """One item, None if there is none."""
-        number = intake.read_id(id)
+    def get(
+        self, id: str | None = None, *, key: str | None = None, stream: str | None = None
+    ) -> StoredItem | None:
+        """One item by its id, or by its key in a stream; None if there is none."""
+        number = self._named(id, key, stream)
         return None if number is None else self._store.item(number)
+
+    def _named(self, id: str | None, key: str | None, stream: str | None) -> int | None:
+        """The number of the item that is meant, which may be of none."""
+        if (id is None) == (key is None) or (key is None) != (stream is None):
+            raise TypeError("expected an id, or a key and its stream")
+        if id is not None:
+            return intake.read_id(id)
+        assert key is not None
+        assert stream is not None
+        known, name = self._number(stream), intake.read_stream(key, "key")
+        found = None if known is None else self._store.find_key(known, name)
+        return None if found is None else found.item
 
     @locked
     def get_all(
@@ -630,20 +824,12 @@ class AgentMemory:
 
     @locked
     def _find(
-        self,
-        by: Embedder,
-        words: Sequence[str],
-        streams: Sequence[str],
-        q: Tensor,
-        read: Read,
-        flags: tuple[bool, bool],
-        width: int,
-        chosen: intake.Filter,
+        self, by: Embedder, words: Sequence[str], streams: Sequence[str], q: Tensor, asked: Asked
     ) -> list[list[Hit]] | None:
         """Hits of each query; None: the memory has another embedder now."""
         if by is not self.embedder:
             return None
-        (addressing, lexical), now = flags, self._clock()
+        now, read = self._clock(), asked.reads[0]
         pairs: list[list[tuple[int, float]]] = [[] for _ in words]
         alike: list[
             dict[int, int]
@@ -653,12 +839,11 @@ class AgentMemory:
         for place, stream in enumerate(known):
             if stream is None:
                 continue
-            address = addresses(words[place], now) if addressing else Address()
-            if lexical or width or address or chosen or self._store.has_expired(stream):
-                some = read.top_atoms is not None or not (lexical or width or chosen)
-                found = self._candidates(
-                    words[place], stream, q[place], [read], address, lexical, chosen, some
-                )
+            address = asked.address(words[place], now)
+            if not asked.plain or address or not self._store.plain(stream):
+                some = read.top_atoms is not None or asked.plain
+                found = self._candidates(words[place], stream, q[place], asked, address, some)
+                width = asked.rule.around
                 pairs[place] = [] if found is None else searched(found, read.top_k, width)
                 continue
             group = next((group for group in alike if stream not in group), None)
@@ -668,23 +853,15 @@ class AgentMemory:
         for group in alike:
             places = list(group.values())
             each = self._state.index.search_many(q[places], list(group), read, self._store.vectors)
+            least = -math.inf if asked.least is None else asked.least
             for place, hits in zip(places, each, strict=True):
-                pairs[place] = hits
+                pairs[place] = [(chunk, score) for chunk, score in hits if score >= least]
         items = self._store.by_chunk([chunk for some in pairs for chunk, _ in some])
         return [[items[chunk].scored(score) for chunk, score in some] for some in pairs]
 
     @locked
     def _admitted(
-        self,
-        by: Embedder,
-        words: str,
-        stream: str,
-        q: Tensor,
-        reads: Sequence[Read],
-        addressing: bool,
-        lexical: bool,
-        rule: Rule,
-        chosen: intake.Filter,
+        self, by: Embedder, words: str, stream: str, q: Tensor, asked: Asked
     ) -> list[Hit] | None:
         """What a context admits, in order; None: the memory has another embedder now."""
         if by is not self.embedder:
@@ -693,11 +870,10 @@ class AgentMemory:
         if known is None:
             return []
         self._state.touch({known})
-        address = addresses(words, self._clock()) if addressing else Address()
-        found = self._candidates(words, known, q, reads, address, lexical, chosen)
+        found = self._candidates(words, known, q, asked, asked.address(words, self._clock()))
         if found is None:
             return []
-        places, scores = admission_order(found.items, rule, reads[0].top_k)
+        places, scores = admission_order(found.items, asked.rule, asked.reads[0].top_k)
         chunks = found.chunks[places].tolist()
         items = self._store.by_chunk(chunks)
         return [items[c].scored(s) for c, s in zip(chunks, scores.tolist(), strict=True)]
@@ -731,7 +907,7 @@ class AgentMemory:
         Args:
             text: embedded anew; the item is clustered again, as the newest of its stream.
             time: with a `ttl` of the config, an old one can expire the item at once.
-            metadata: keys to set; the others keep their values.
+            metadata: keys to set; the others keep their values, and a value None removes its key.
             ttl: seconds from now that the item is kept; `math.inf`: for ever.
 
         Raises:
@@ -743,44 +919,42 @@ class AgentMemory:
         if text is not None and not isinstance(text, str):
             raise TypeError(f"text: expected a str, got {type(text).__name__}")
         if text is not None:
-            intake.read_texts(text)
+            read_texts(text)
         changed = {} if metadata is None else intake.read_metadata(metadata, "metadata")
         seconds, expires = intake.utc_seconds(time), intake.read_expiry(ttl, self._clock())
         self._run(lambda: self._existing(id))  # before anything is embedded
         while True:
             by = self.embedder
-            vector = None if text is None else self._embed([text], by)[0]
+            vectors = self._vectors([] if text is None else [text], by)
 
-            def change(by: Embedder = by, vector: Tensor | None = vector) -> bool:
-                if by is not self.embedder:
-                    return False
+            def change(by: Embedder = by, vectors: Mapping[str, Tensor] = vectors) -> bool:
                 number, item = self._existing(id)
-                row = intake.make_row(
+                old = self._store.row(number)
+                new = intake.make_row(
                     item.text if text is None else text,
                     item.time if time is None else seconds,
-                    item.step, item.session, item.role, {**item.metadata, **changed},
+                    item.step, item.session, item.role, intake.merged(item.metadata, changed),
                     item.expires if ttl is None else expires,
                 )  # fmt: skip
-                if row.raw != item.text:
-                    self._state.replace(number, row, vector)
-                elif row.time != item.time and self.config.ttl is not None:
-                    self._state.replace(number, row, None)
-                else:
-                    self._state.change(number, row)
-                return True
+                plan = intake.Plan([], {})
+                plan.edits[number] = old, replace(new, key=item.key)
+                return self._make({item.stream: plan}, by, vectors) is not None
 
             if self._run(change):
                 return
 
     @locked
-    def delete(self, id: str) -> None:
-        """Remove an item for good, even one that has expired. KeyError: no such item."""
-        number = intake.read_id(id)
+    def delete(
+        self, id: str | None = None, *, key: str | None = None, stream: str | None = None
+    ) -> None:
+        """Remove an item for good, by its id, even one that has expired, or by its key in a stream.
+        KeyError: no such item."""
+        number = self._named(id, key, stream)
         place = None if number is None else self._store.place_of(number)
         if place is None:
-            raise KeyError(f"id: no item {id!r}")
-        stream, found = place
-        self._state.delete({stream: [found]})
+            raise KeyError(f"id: no item {id!r}" if key is None else f"key: no item {key!r:.80}")
+        of, found = place
+        self._state.delete({of: [found]})
 
     @locked
     def delete_all(
@@ -861,7 +1035,7 @@ class AgentMemory:
     @locked
     def merge(self, src: str, dst: str) -> list[str]:
         """Add the items of `src` to `dst`, as `add` would, but for those that `dst` already has
-        (text, time, step, session and role equal). `src` stays as it is.
+        (text, time, step, session and role equal), or whose key it has. `src` stays as it is.
 
         Returns:
             The ids of the new items.
@@ -874,10 +1048,13 @@ class AgentMemory:
         new = [
             place
             for place, row in enumerate(content.rows)
-            if known is None or self._store.find(known, row.hash) is None
+            if known is None
+            or (
+                self._store.find(known, row.hash) is None
+                and (row.key is None or self._store.find_key(known, row.key) is None)
+            )
         ]
-        some = Content([content.rows[place] for place in new], content.vectors[new])
-        return self._insert({name: some})[name]
+        return self._insert({name: replace(content.take(new), atoms=None)})[name]
 
     @locked
     def export(
@@ -914,7 +1091,8 @@ class AgentMemory:
         Embeddings of the same embedder are kept; otherwise the texts are embedded anew. With
         embeddings, a stream that holds nothing here keeps its atoms, too; other streams get the
         items as `add` would put them. A memory that holds nothing and was given no tau goes on
-        with the settings of the file. What has expired meanwhile is left out.
+        with the settings of the file. What has expired meanwhile is left out. Items come with their
+        keys, and with when they were created and updated.
 
         Args:
             into: the stream to put the items of a file with one stream into; None: streams of
@@ -926,7 +1104,7 @@ class AgentMemory:
         Raises:
             OSError: the file cannot be read.
             ValueError: it is no such file, is truncated or damaged, or holds several streams
-                though `into` names one.
+                though `into` names one; or a key that an item here has.
         """
         file = read_exchange(intake.read_file(path))
         contents = {name: self._unexpired(some) for name, some in file.contents.items()}
@@ -934,12 +1112,13 @@ class AgentMemory:
             if len(contents) > 1:
                 raise ValueError(f"into: {path} holds {len(contents)} streams, not one")
             contents = {intake.read_stream(into, "into"): some for some in contents.values()}
+        self._check_keys(contents)
         known = self._state.settings
         if not file.vectors or not known.same_space(file.settings):
             return self._insert(self._embedded(contents))
         held = self.counts()
         placed = {
-            name: Content(some.rows, some.vectors, None if name in held else some.atoms)
+            name: replace(some, atoms=None if name in held else some.atoms)
             for name, some in contents.items()
         }
         untouched = known.pending and self._store.is_empty()
@@ -962,9 +1141,14 @@ class AgentMemory:
         """
         new = load_embedder(embedder, self._device)
         settings = self._state.settings.moved(new, tau, calibration)
-        chunks, texts = self._store.texts()
-        vectors = self._embed(texts, new)
-        self._state.reembed(settings, chunks, vectors, lambda: setattr(self, "embedder", new))
+        found = self._store.texts()
+        vectors = self._vectors([text for _, _, text in found], new)
+        parts = [vectors[text] for _, _, text in found]
+        rows = torch.cat(parts) if parts else torch.empty(0, new.dim)
+        self._state.reembed(
+            settings, [one[:2] for one in found], list(map(len, parts)), rows,
+            lambda: setattr(self, "embedder", new),
+        )  # fmt: skip
 
     def _content(self, stream: str) -> Content:
         return self._store.content(self._store.select(self._known(stream, "src")))
@@ -976,19 +1160,30 @@ class AgentMemory:
 
     def _unexpired(self, content: Content) -> Content:
         now = self._clock()
-        live = [n for n, row in enumerate(content.rows) if row.expires is None or row.expires > now]
-        assert content.atoms is not None
-        rows = [content.rows[place] for place in live]
-        return Content(rows, content.vectors[live], content.atoms[live])
+        rows = enumerate(content.rows)
+        return content.take([n for n, row in rows if row.expires is None or row.expires > now])
+
+    def _check_keys(self, contents: Mapping[str, Content]) -> None:
+        """Refuse items with keys that items of the same streams have."""
+        for name, content in contents.items():
+            if (known := self._state.streams.get(name)) is None:
+                continue
+            for row in content.rows:
+                if row.key is not None and self._store.find_key(known, row.key) is not None:
+                    raise ValueError(
+                        f"key: stream {name!r} has an item {row.key!r:.80}; delete it first, or take "
+                        "the file into another stream"
+                    )
 
     def _embedded(self, contents: Mapping[str, Content]) -> dict[str, Content]:
         """The same with embeddings of their texts, still to be clustered."""
-        vectors = self._embed([row.raw for some in contents.values() for row in some.rows])
-        parts = vectors.split([len(some.rows) for some in contents.values()])
-        return {
-            name: Content(some.rows, part)
-            for (name, some), part in zip(contents.items(), parts, strict=True)
-        }
+        vectors = self._vectors([row.raw for some in contents.values() for row in some.rows])
+        out = {}
+        for name, some in contents.items():
+            parts = [vectors[row.raw] for row in some.rows]
+            rows = torch.cat(parts) if parts else torch.empty(0, self.embedder.dim)
+            out[name] = Content(some.rows, rows, None, list(map(len, parts)))
+        return out
 
     def _insert(
         self, contents: Mapping[str, Content], settings: Settings | None = None
@@ -1087,10 +1282,13 @@ class AgentMemory:
 
     # -- beneath ------------------------------------------------------------------------------------
 
-    def _embed(self, texts: Sequence[str], embedder: Embedder | None = None) -> Tensor:
-        """Embeddings [n, D], by the memory's embedder or another."""
+    def _vectors(self, texts: Sequence[str], embedder: Embedder | None = None) -> dict[str, Tensor]:
+        """Embeddings [P, D] of the parts of each text, by the memory's embedder or another."""
         by = embedder or self.embedder
-        return self._in_turns(lambda some: embed(by, some), texts, by.dim)
+        parts = {text: split_to_window(text, by) for text in dict.fromkeys(texts)}
+        rows = self._in_turns(lambda some: embed(by, some), [*chain(*parts.values())], by.dim)
+        each = rows.split([len(some) for some in parts.values()])
+        return dict(zip(parts, each, strict=True))
 
     def _in_turns(self, function: Callable[..., Tensor], texts: Sequence[str], dim: int) -> Tensor:
         parts = []

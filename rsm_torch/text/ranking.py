@@ -3,14 +3,19 @@ by the text around, and by words. Free of any store; a memory gathers what is or
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import tzinfo
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, tzinfo
+from numbers import Real
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from rsm_torch.hits import Hit
 from rsm_torch.lexical import RRF_K, Pairs, fuse
-from rsm_torch.text.items import Key, Time
+from rsm_torch.outputs import AtomScore, ChunkScore
+from rsm_torch.text.items import Filter, Key, Time, read_choice
 from rsm_torch.text.mentions import Mentions, Range, mentions, session_key
 
 # -- which items a question names ------------------------------------------------------------------
@@ -27,7 +32,8 @@ class Address(Mentions):
 
         Rank 0 is an item named outright (the ends of a range are), 1 one inside a range or beside
         a named step. When a query names things of several kinds, items that match all the kinds
-        they have are taken; only if there is none, those that match any.
+        they have are taken; only if there is none, those that match any. An item of which no time is
+        known is named by when it was stored, too.
         """
         keys = list(keys)
         placed = self._placed(keys)
@@ -45,15 +51,23 @@ class Address(Mentions):
             return key.step
         if self.names_sessions and key.session is not None:
             return str(key.session)
-        return 0 if key.time is None else int(key.time // 86400)
+        when = key.created if key.time is None and self.times else key.time
+        return 0 if when is None else int(when // 86400)
 
-    def ranks(self, steps: np.ndarray, sessions: np.ndarray, times: np.ndarray) -> np.ndarray:
+    def ranks(
+        self,
+        steps: np.ndarray,
+        sessions: np.ndarray,
+        times: np.ndarray,
+        created: np.ndarray | None = None,
+    ) -> np.ndarray:
         """What `select` gives, of items as arrays: [N] int8 ranks, `OTHER` for what is not named.
 
         Args:
             steps: [N] float64, NaN where unknown.
             sessions: [N] int8, of each item that of its session in `session_ranks`.
             times: [N] float64, NaN where unknown.
+            created: [N] float64, NaN where unknown, of items whose time is.
         """
         step = np.full(len(steps), OTHER, np.int8)
         for low, high in self.steps:
@@ -65,6 +79,9 @@ class Address(Mentions):
             time[(start <= times) & (times < end)] = 0
         step[np.isnan(steps) | (not self.steps)] = UNKNOWN
         time[np.isnan(times) | (not self.times)] = UNKNOWN
+        if created is not None:
+            for start, end in self.times:
+                time[np.isnan(times) & (start <= created) & (created < end)] = 0
         ranks = np.stack([step, sessions, time])
         some = (ranks >= 0).any(0)
         strict = some & (ranks != OTHER).all(0)
@@ -92,7 +109,7 @@ class Address(Mentions):
         return (
             self._step_rank(key.step) if self.steps else None,
             self._session_rank(key.session, placed) if self.names_sessions else None,
-            self._time_rank(key.time) if self.times else None,
+            self._time_rank(key) if self.times else None,
         )
 
     def _step_rank(self, step: int | None) -> int | None:
@@ -109,10 +126,11 @@ class Address(Mentions):
         named = name in self.session_names or name in placed
         return 0 if named or _within(number, self.sessions) else -1
 
-    def _time_rank(self, time: float | None) -> int | None:
-        if time is None:
-            return None
-        return 0 if any(start <= time < end for start, end in self.times) else -1
+    def _time_rank(self, key: Key) -> int | None:
+        when = key.created if key.time is None else key.time
+        if when is not None and any(start <= when < end for start, end in self.times):
+            return 0
+        return None if key.time is None else -1
 
 
 def addresses(query: str, now: Time | None = None, zone: str | tzinfo = "UTC") -> Address:
@@ -366,6 +384,136 @@ def _best_first(score: np.ndarray, order: np.ndarray, k: int) -> np.ndarray:
         least = -np.partition(-score[order], k - 1)[k - 1]
         order = order[score[order] >= least]
     return order[np.argsort(-score[order], kind="stable")]
+
+
+# -- what is asked for ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How a search reads: `top_atoms` None is 5, or as many as it takes to fill `top_k`."""
+
+    top_k: int
+    top_atoms: int | None = None
+    atom_score: AtomScore = "v1"
+    chunk_score: ChunkScore = "cosine"
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "top_atoms"):
+            value = getattr(self, name)
+            if name == "top_atoms" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}: expected an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        read_choice(self.atom_score, "atom_score", get_args(AtomScore))
+        read_choice(self.chunk_score, "chunk_score", get_args(ChunkScore))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a search or a context asks for beside its query.
+
+    Args:
+        reads: of two, what the first finds comes before the rest.
+        rule: how a context chooses; of a search, its `around` alone.
+        addressing, lexical: whether what the query names leads, and whether its words count.
+        chosen: which items may be found.
+        least: the least score by embedding that they may have; None: any.
+        now, zone: what "yesterday" counts from, in seconds since the epoch, None: the present; and
+            whose day that is.
+    """
+
+    reads: tuple[Read, ...]
+    rule: Rule
+    addressing: bool
+    lexical: bool
+    chosen: Filter
+    least: float | None = None
+    now: float | None = None
+    zone: tzinfo = UTC
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tensors alone can answer, where a query names nothing."""
+        return not (self.lexical or self.rule.around or self.chosen)
+
+    def address(self, query: str, now: float) -> Address:
+        """What a query names that is asked now."""
+        if not self.addressing:
+            return Address()
+        return addresses(query, now if self.now is None else self.now, self.zone)
+
+
+# -- the order that a user's function gives --------------------------------------------------------
+
+Rerank = Callable[[str, list[Hit]], Sequence[float] | Sequence[Hit]]
+
+
+def reranked(function: Rerank, query: str, hits: list[Hit]) -> list[Hit]:
+    """Hits in another order: by the scores that a function gives, which become theirs, equal ones as
+    they stood; or as it gives the hits themselves, whose scores stay.
+
+    Raises:
+        TypeError, ValueError: it gives neither a finite number for each hit nor each hit once.
+    """
+    if not hits:
+        return []
+    try:
+        found: Any = function(query, list(hits))
+    except Exception as error:
+        error.add_note("rerank raised it")
+        raise
+    given: list[Any] | None
+    try:
+        given = found.tolist() if hasattr(found, "tolist") else list(found)
+    except TypeError:
+        given = None
+    wanted = f"rerank: expected a score for each of {len(hits)} hits, or these in another order"
+    if given is None or isinstance(found, str | bytes | Mapping):
+        raise TypeError(f"{wanted}, got {found!r:.80}")
+    if len(given) != len(hits):
+        raise ValueError(f"{wanted}, got {len(given)}")
+    if all(isinstance(one, Hit) for one in given):
+        known = {hit.id: hit for hit in hits}
+        if {one.id for one in given} != set(known):
+            raise ValueError(f"{wanted}, got others or some of them twice")
+        return [known[one.id] for one in given]
+    for place, one in enumerate(given):
+        if isinstance(one, bool) or not isinstance(one, Real):
+            raise TypeError(f"{wanted}, got {one!r:.80} at place {place}")
+        if not math.isfinite(one):
+            raise ValueError(f"{wanted}, got {one!r:.80} at place {place}")
+    order = sorted(range(len(hits)), key=lambda place: -given[place])
+    return [replace(hits[place], score=float(given[place])) for place in order]
+
+
+class Readable(NamedTuple):
+    """Items of a stream, in the order in which they were added: their `chunks` [N], which of them a
+    search `looked` at [N], and what to order them by."""
+
+    chunks: np.ndarray
+    looked: np.ndarray
+    items: Candidates
+
+
+def searched(found: Readable, top_k: int, width: int) -> list[tuple[int, float]]:
+    """(chunk, score) of at most `top_k`, in the order of `reading_order`, each item by itself or
+    averaged over `width` characters around it."""
+    items, near = found.items, found.items.near
+    if width:
+        near = np.full(len(near), -np.inf, np.float32)
+        at = np.flatnonzero(found.looked)
+        near[at] = average_around(items.near[at], items.lengths[at], items.sessions[at], width)
+    near = np.where(found.looked, near, np.float32(-np.inf))
+    order = np.argsort(found.chunks, kind="stable")  # ties go by chunks
+    rank = None if items.ranks is None else np.where(items.ranks == UNNAMED, -1, items.ranks)
+    shown, score = ordered(
+        near[order], top_k, None if rank is None else rank[order], items.near[order],
+        None if items.words is None else items.words[order], items.weight,
+    )  # fmt: skip
+    return list(zip(found.chunks[order][shown].tolist(), score.tolist(), strict=True))
 
 
 # -- the order of a context ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rsm_torch.calibrate import Calibration, calibrate_tau
 from rsm_torch.config import RSMConfig
-from rsm_torch.embedders import Embedder
+from rsm_torch.embedders import PROBES, Embedder, fingerprint, needs_name, same_space
 from rsm_torch.text.items import Item, Row, read_stream, row_of
 from rsm_torch.text.store import Content, ItemStore
 
@@ -28,12 +28,20 @@ CALIBRATE_AT = 32  # items in the memory when a tau that nobody gave is calibrat
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`pending`: tau is a default that the first items will replace."""
+    """What a memory was made with.
+
+    Args:
+        embedder: its name.
+        pending: tau is a default that the first items will replace.
+        fingerprint: [5, D] of the embedder, see `rsm_torch.embedders.fingerprint`; None: not taken, as
+            in RAM.
+    """
 
     embedder: str
     config: RSMConfig
     calibration: Calibration | None = None
     pending: bool = False
+    fingerprint: Tensor | None = field(default=None, compare=False)
 
     @staticmethod
     def enough(sizes: Sequence[int]) -> bool:
@@ -56,6 +64,7 @@ class Settings:
             "config": self.config.to_dict(),
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "pending": self.pending,
+            "fingerprint": None if self.fingerprint is None else _encoded(self.fingerprint),
         }
 
     @classmethod
@@ -74,6 +83,8 @@ class Settings:
                 else Calibration.from_dict(saved["calibration"]),
                 saved["pending"],
             )
+            if (encoded := saved.get("fingerprint")) is not None:
+                found = replace(found, fingerprint=_decoded(encoded, found.config.dim))
             if found.calibration is not None:
                 found.calibration.check_width(found.config.dim)
         except (KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
@@ -100,17 +111,45 @@ class Settings:
             raise store.damaged(error) from error
 
     def same_space(self, other: Settings) -> bool:
-        """Whether embeddings of one are embeddings of the other."""
-        return (self.embedder, self.config.dim) == (other.embedder, other.config.dim)
+        """Whether embeddings of one are embeddings of the other: by their fingerprints, or by name
+        where one has none."""
+        if self.config.dim != other.config.dim:
+            return False
+        if self.fingerprint is None or other.fingerprint is None:
+            return self.embedder == other.embedder
+        return same_space(self.fingerprint, other.fingerprint)
 
     def moved(
         self, embedder: Embedder, tau: float | None, calibration: Calibration | None
     ) -> Settings:
         """The same for another embedder, whose tau is pending unless it is given."""
         _check(embedder, None, tau, calibration)
+        probed = None if self.fingerprint is None else probe(embedder)
         rank = min(self.config.rank, embedder.dim)
         config = replace(self.config, dim=embedder.dim, rank=rank, tau=RSMConfig.tau)
-        return _with_tau(embedder, config, tau, calibration)
+        return replace(_with_tau(embedder, config, tau, calibration), fingerprint=probed)
+
+
+def probe(embedder: Embedder) -> Tensor:
+    """The fingerprint of an embedder whose texts go into a file. ValueError: nobody has named it."""
+    if needs_name(embedder):
+        raise ValueError(
+            f"embedder: a file needs a name for what {embedder.name} embeds into; give "
+            "load_embedder(function, name='...')"
+        )
+    return fingerprint(embedder)
+
+
+def _encoded(found: Tensor) -> str:
+    return base64.b64encode(found.numpy().astype("<f2").tobytes()).decode()
+
+
+def _decoded(encoded: str, dim: int) -> Tensor:
+    data = base64.b64decode(encoded, validate=True)
+    numbers = np.frombuffer(data[: len(data) // 2 * 2], "<f2").astype(np.float32)
+    if len(numbers) != len(PROBES) * dim or not np.isfinite(numbers).all():
+        raise ValueError("settings: fingerprint: is of another width, or not of finite numbers")
+    return torch.from_numpy(numbers).view(len(PROBES), dim)
 
 
 def _with_tau(
@@ -137,14 +176,20 @@ def settle(
     """
     _check(embedder, config, tau, calibration)
     saved = Settings.load(store)
+    probed = None if store.path is None else probe(embedder)
     if saved is not None:
-        _check_same(store, saved, embedder, config, tau, calibration)
+        _check_same(store, saved, embedder, probed, config, tau, calibration)
+        if saved.fingerprint is None and probed is not None and not store.reads_only:
+            saved = replace(saved, fingerprint=probed)  # of an older version
+            with store.transaction():
+                saved.save(store)
         return saved
     if config is None:
         defaults = RSMConfig(embedder.dim, rank=min(RSMConfig.rank, embedder.dim))
         settings = _with_tau(embedder, defaults, tau, calibration)
     else:
         settings = Settings(embedder.name, config, calibration)
+    settings = replace(settings, fingerprint=probed)
     with store.transaction():
         settings.save(store)
     return settings
@@ -187,14 +232,18 @@ def _check_same(
     store: ItemStore,
     saved: Settings,
     embedder: Embedder,
+    probed: Tensor | None,
     config: RSMConfig | None,
     tau: float | None,
     calibration: Calibration | None,
 ) -> None:
-    if embedder.name != saved.embedder or embedder.dim != saved.config.dim:
+    asked = Settings(embedder.name, replace(saved.config, dim=embedder.dim), fingerprint=probed)
+    if not saved.same_space(asked):
+        same = embedder.name == saved.embedder and embedder.dim == saved.config.dim
         raise ValueError(
             f"embedder: {store.path} was written with {saved.embedder!r} of width "
             f"{saved.config.dim}, opened with {embedder.name!r} of width {embedder.dim}"
+            + (", which embeds otherwise than that one did" if same else "")
         )
     if config is not None and config != saved.config:
         raise ValueError(f"config: {store.path} has {saved.config}, opened with {config}")
@@ -210,15 +259,18 @@ def _check_same(
 # -- an export -------------------------------------------------------------------------------------
 #
 # The first line says what the file is and counts the items; each further line is one item, with
-# what it has of text, stream, time, step, session, role, metadata, expires, atom and vector (the
-# base64 of its little-endian float32 numbers). Fields without a value are left out. `crc` is the CRC-32
-# of the other fields as JSON with sorted keys; a line written by hand may go without.
+# what it has of text, stream, time, step, session, role, metadata, expires, key, created, updated, atom
+# and vector (the base64 of its little-endian float32 numbers). An item of several parts has a list of
+# atoms, and their vectors one behind another. Fields without a value are left out. `crc` is the CRC-32
+# of the other fields as JSON with sorted keys; a line written by hand may go without. Version 1 had
+# neither key, created and updated nor parts.
 
 FORMAT = "rsm_torch.items"
 FIELDS = {
-    "stream", "text", "time", "step", "session", "role", "metadata", "expires", "atom", "vector",
+    "stream", "text", "time", "step", "session", "role", "metadata", "expires", "key", "created",
+    "updated", "atom", "vector",
 }  # fmt: skip
-VERSION = 1
+VERSION = 2
 # Lone surrogates may stand in texts; escaped, two of them would come back as one character.
 ENCODING: Mapping[str, str] = {"encoding": "utf-8", "errors": "surrogatepass", "newline": "\n"}
 
@@ -279,7 +331,13 @@ def opened(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _lines(stream: str, content: Content, vectors: bool) -> Iterator[dict[str, Any]]:
     assert content.atoms is not None
-    for place, row in enumerate(content.rows):
+    each = zip(
+        content.rows,
+        content.atoms.split(list(content.counts)),
+        content.vectors.split(list(content.counts)),
+        strict=True,
+    )
+    for row, atoms, parts in each:
         fields = {
             "stream": stream,
             "text": row.raw,
@@ -289,10 +347,13 @@ def _lines(stream: str, content: Content, vectors: bool) -> Iterator[dict[str, A
             "role": None if row.role is None else json.loads(row.role),
             "metadata": json.loads(row.metadata) or None,
             "expires": row.expires,
-            "atom": int(content.atoms[place]),
+            "key": row.key,
+            "created": row.created,
+            "updated": row.updated,
+            "atom": int(atoms) if len(atoms) == 1 else atoms.tolist(),
         }
         if vectors:
-            numbers = content.vectors[place].numpy().astype("<f4")
+            numbers = parts.numpy().astype("<f4")
             fields["vector"] = base64.b64encode(numbers.tobytes()).decode()
         yield {key: value for key, value in fields.items() if value is not None}
 
@@ -309,11 +370,16 @@ def read_exchange(path: Path) -> Exchanged:
     with open(path, **ENCODING) as file:  # type: ignore[call-overload]
         header, settings = _header(path, file)
         dim = settings.config.dim if header["vectors"] else None
-        streams: dict[str, list[tuple[Row, int, Tensor]]] = {}
+        streams: dict[str, list[tuple[Row, list[int], Tensor]]] = {}
+        keys: set[tuple[str, str]] = set()
         count = 0
         for count, line in enumerate(_whole_lines(path, file), start=1):
             try:
                 stream, item = _item(opened(json.loads(line)), dim)
+                if (key := item[0].key) is not None:
+                    if (stream, key) in keys:
+                        raise ValueError(f"key: {key!r} stands in the stream twice")
+                    keys.add((stream, key))
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise ValueError(f"{path}: line {count + 1}: {_said(error)}") from error
             streams.setdefault(stream, []).append(item)
@@ -324,8 +390,9 @@ def read_exchange(path: Path) -> Exchanged:
     contents = {
         stream: Content(
             [row for row, _, _ in items],
-            torch.stack([vector for _, _, vector in items]),
-            torch.tensor([atom for _, atom, _ in items], dtype=torch.int64),
+            torch.cat([vectors for _, _, vectors in items]),
+            torch.tensor([atom for _, atoms, _ in items for atom in atoms], dtype=torch.int64),
+            [len(atoms) for _, atoms, _ in items],
         )
         for stream, items in streams.items()
     }
@@ -341,9 +408,9 @@ def _header(path: Path, file: IO[str]) -> tuple[dict[str, Any], Settings]:
         raise ValueError(
             f"{path}: is not a file that AgentMemory.export wrote ({_said(error)})"
         ) from error
-    if header.get("version") != VERSION:
+    if type(header.get("version")) is not int or not 1 <= header["version"] <= VERSION:
         raise ValueError(
-            f"{path}: is of version {header.get('version')}; this rsm_torch reads {VERSION}"
+            f"{path}: is of version {header.get('version')}; this rsm_torch reads 1 to {VERSION}"
         )
     try:
         if type(header["items"]) is not int or type(header["vectors"]) is not bool:
@@ -363,33 +430,50 @@ def _whole_lines(path: Path, file: IO[str]) -> Iterator[str]:
         raise ValueError(f"{path}: is not UTF-8 ({error}): damaged") from error
 
 
-def _item(fields: dict[str, Any], dim: int | None) -> tuple[str, tuple[Row, int, Tensor]]:
-    """Stream of a line, and its row, atom and vector."""
+def _item(fields: dict[str, Any], dim: int | None) -> tuple[str, tuple[Row, list[int], Tensor]]:
+    """Stream of a line, and its row, atoms [P] and vectors [P, D]."""
     unknown = sorted(fields.keys() - FIELDS)
     if unknown:
         raise ValueError(f"unknown field {', '.join(unknown)}")
-    time, expires, atom = fields.get("time"), fields.get("expires"), fields.get("atom", 0)
-    for name, value in (("time", time), ("expires", expires)):
-        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
-            raise ValueError(f"{name}: expected seconds since the epoch, got {value!r}")
-    if type(atom) is not int or not -(2**63) <= atom < 2**63:
-        raise ValueError(f"atom: expected an int of 64 bits, got {atom!r}")
+    expires, created, updated = (
+        _seconds(fields, name) for name in ("expires", "created", "updated")
+    )
+    atoms = fields.get("atom", 0)
+    atoms = atoms if isinstance(atoms, list) and atoms else [atoms]
+    for atom in atoms:
+        if type(atom) is not int or not -(2**63) <= atom < 2**63:
+            raise ValueError(f"atom: expected an int of 64 bits, got {atom!r}")
     item = Item(
-        fields["text"], time, fields.get("step"), fields.get("session"), fields.get("role"),
-        fields.get("metadata", {}),
+        fields["text"], _seconds(fields, "time"), fields.get("step"), fields.get("session"),
+        fields.get("role"), fields.get("metadata", {}),
     )  # fmt: skip
-    vector = torch.empty(0) if dim is None else _vector(fields["vector"], dim)
-    return read_stream(fields["stream"]), (row_of(item, "item", expires), atom, vector)
+    row = row_of(item, "item", expires)
+    key = None if fields.get("key") is None else read_stream(fields["key"], "key")
+    row = replace(row, key=key, created=created, updated=updated)
+    vectors = torch.empty(len(atoms), 0)
+    if dim is not None:
+        vectors = _vectors(fields["vector"], len(atoms), dim)
+    return read_stream(fields["stream"]), (row, atoms, vectors)
 
 
-def _vector(encoded: str, dim: int) -> Tensor:
+def _seconds(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name}: expected seconds since the epoch, got {value!r}")
+    return float(value)
+
+
+def _vectors(encoded: str, parts: int, dim: int) -> Tensor:
     numbers = np.frombuffer(base64.b64decode(encoded, validate=True), "<f4")
-    vector = torch.tensor(numbers.astype(np.float32))
-    if len(vector) != dim:
-        raise ValueError(f"vector: expected {dim} numbers, got {len(vector)}")
-    if not vector.isfinite().all() or not vector.any():
+    vectors = torch.tensor(numbers.astype(np.float32))
+    if len(vectors) != parts * dim:
+        raise ValueError(f"vector: expected {parts * dim} numbers, got {len(vectors)}")
+    vectors = vectors.view(parts, dim)
+    if not vectors.isfinite().all() or not vectors.any(1).all():
         raise ValueError("vector: is NaN, infinite or zero")
-    return vector
+    return vectors
 
 
 def _said(error: Exception) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +16,18 @@ import torch
 from torch import Tensor
 
 from rsm_torch.text.database import CHUNKS, ITEMS, Database, Transaction, checksum
-from rsm_torch.text.items import EVERYTHING, Count, Filter, Key, Row, StoredItem, is_blank
+from rsm_torch.text.items import EVERYTHING, Count, Filter, Row, StoredItem, is_blank
 
 # -- reading: every row is checked against its checksum --------------------------------------------
 
 MANY = 500  # values in one IN (...)
 
 _JOINED = "FROM items JOIN chunks ON chunks.item = items.id"
+_FIRST = f"{_JOINED} AND chunks.part = 0"  # one row an item
 _ITEM = ", ".join(f"items.{name}" for name in (*ITEMS.split(", "), "sum"))
 _CHUNK = ", ".join(f"chunks.{name}" for name in (*CHUNKS.split(", "), "sum"))
 _ITEM_WIDTH = _ITEM.count(",") + 1
+_PART = _ITEM_WIDTH + CHUNKS.split(", ").index("part")
 _LIVE = "(items.expires IS NULL OR items.expires > ?)"
 
 
@@ -35,14 +39,14 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)  # NaN and infinities are ne
 
 
 class Found(NamedTuple):
-    """An item and its chunk."""
+    """An item and its first chunk."""
 
     item: int
     chunk: int
 
 
 class Readable(NamedTuple):
-    """What reading uses of an item."""
+    """What reading uses of an item; `chunk` is its first."""
 
     chunk: int
     item: int
@@ -52,6 +56,7 @@ class Readable(NamedTuple):
     session: int | str | None
     role: str | None
     expires: float | None
+    created: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,38 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Items of one stream on their way in or out, in the order added: `rows` with `vectors`
-    [N, D] float32. Equal labels in `atoms` [N]: the same atom; None: still to be clustered."""
+    """Items of one stream on their way in or out, in the order added.
+
+    Args:
+        rows: [N].
+        vectors: [P, D] float32: one for each part of each item.
+        atoms: [P]; equal labels: the same atom. None: still to be clustered.
+        parts: how many each item has; None: one.
+        ids: of the item that each row replaces, None of one that is new. None: all are new.
+    """
 
     rows: list[Row]
     vectors: Tensor
     atoms: Tensor | None = None
+    parts: Sequence[int] | None = None
+    ids: Sequence[int | None] | None = None
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Parts of each item."""
+        return [1] * len(self.rows) if self.parts is None else self.parts
+
+    def take(self, places: Sequence[int]) -> Content:
+        """Some of the items."""
+        counts = self.counts
+        end = list(accumulate(counts))
+        kept = [n for place in places for n in range(end[place] - counts[place], end[place])]
+        return Content(
+            [self.rows[place] for place in places],
+            self.vectors[kept],
+            None if self.atoms is None else self.atoms[kept],
+            [counts[place] for place in places],
+        )
 
 
 class Lookup:
@@ -90,7 +121,7 @@ class Lookup:
         """What a filter chooses of a stream, in the order added; `expired`: those too."""
         live, values = ("1", [stream]) if expired else (_LIVE, [stream, self.clock()])
         condition, more = chosen.sql()
-        where = f"{_JOINED} WHERE items.stream = ? AND {live} AND {condition} ORDER BY items.id"
+        where = f"{_FIRST} WHERE items.stream = ? AND {live} AND {condition} ORDER BY items.id"
         values += more
         if not chosen.where:
             rows = self._db.rows(f"SELECT items.id, chunks.id {where}", values)
@@ -109,7 +140,7 @@ class Lookup:
 
     def readable(self, stream: int, after: int, others: Collection[int] = ()) -> list[Readable]:
         """A stream's items whose chunks come after `after`, expired or not, and those of `others`."""
-        query = f"SELECT {_ITEM}, chunks.id {_JOINED} WHERE chunks.stream = ? AND "
+        query = f"SELECT {_ITEM}, chunks.id {_FIRST} WHERE chunks.stream = ? AND "
         rows = [
             row
             for some in _batches(sorted(others))
@@ -119,49 +150,55 @@ class Lookup:
         found = []
         for *fields, chunk in rows:
             row = self._row(fields)
-            session, role = self._parsed(row.session, int, str), self._parsed(row.role, str)
             found.append(
-                Readable(chunk, fields[0], row.raw, row.time, row.step, session, role, row.expires)
-            )
+                Readable(
+                    chunk, fields[0], row.raw, row.time, row.step, self._parsed(row.session, int, str),
+                    self._parsed(row.role, str), row.expires, row.created,
+                )
+            )  # fmt: skip
         return found
 
     def expired(self, now: float) -> dict[int, list[Found]]:
         """By stream, what outlived its time."""
         out: dict[int, list[Found]] = {}
-        query = f"SELECT items.stream, items.id, chunks.id {_JOINED} WHERE expires <= ?"
+        query = f"SELECT items.stream, items.id, chunks.id {_FIRST} WHERE expires <= ?"
         for stream, item, chunk in self._db.rows(query, (now,)):
             out.setdefault(stream, []).append(Found(item, chunk))
         return out
 
-    def has_expired(self, stream: int) -> bool:
-        """Whether something of a stream waits to be deleted."""
-        query = "SELECT EXISTS (SELECT 1 FROM items WHERE stream = ? AND expires <= ?)"
+    def plain(self, stream: int) -> bool:
+        """Whether the chunks of a stream are its live items: none has expired or has several parts."""
+        query = (
+            "SELECT NOT EXISTS (SELECT 1 FROM items WHERE stream = ?1 AND expires <= ?2) "
+            "AND NOT EXISTS (SELECT 1 FROM chunks WHERE stream = ?1 AND part > 0)"
+        )
         return bool(self._db.one(query, (stream, self.clock()))[0])
 
-    def streams_with_expired(self) -> list[int]:
-        rows = self._db.rows(
-            "SELECT DISTINCT stream FROM items WHERE expires <= ?", (self.clock(),)
+    def not_plain(self) -> list[int]:
+        """Streams that are not `plain`."""
+        query = (
+            "SELECT stream FROM items WHERE expires <= ? "
+            "UNION SELECT stream FROM chunks WHERE part > 0"
         )
-        return [row[0] for row in rows]
+        return [row[0] for row in self._db.rows(query, (self.clock(),))]
 
     def find(self, stream: int, hash: bytes) -> int | None:
         """The first item of a stream with this content."""
         query = f"SELECT min(id) FROM items WHERE stream = ? AND hash = ? AND {_LIVE}"
         return self._db.one(query, (stream, hash, self.clock()))[0]
 
-    def keys(self, stream: int, expired: bool = False) -> list[Key]:
-        """What can be named of a stream's items, with the ids of their chunks."""
-        live, values = ("1", [stream]) if expired else (_LIVE, [stream, self.clock()])
-        query = f"SELECT {_ITEM}, chunks.id {_JOINED} WHERE items.stream = ? AND {live}"
-        keys = []
-        for *fields, chunk in self._db.rows(f"{query} ORDER BY chunks.id", values):
-            row = self._row(fields)
-            keys.append(Key(chunk, row.step, self._parsed(row.session, int, str), row.time))
-        return keys
+    def find_key(self, stream: int, key: str) -> Found | None:
+        """The item of a stream that a user has given this key."""
+        query = f"SELECT items.id, chunks.id {_FIRST} WHERE items.stream = ? AND items.key = ?"
+        rows = self._db.rows(
+            f"{query} AND {_LIVE} ORDER BY items.id DESC LIMIT 1", (stream, key, self.clock())
+        )
+        return Found(*rows[0]) if rows else None
 
     def counts(self, streams: Sequence[int] | None = None) -> dict[int, Count]:
         """Items and atoms of those of these streams that hold any; None: of all."""
-        query = f"SELECT items.stream, count(*), count(DISTINCT atom) {_JOINED} WHERE {_LIVE}"
+        counted = "count(DISTINCT items.id), count(DISTINCT atom)"
+        query = f"SELECT items.stream, {counted} {_JOINED} WHERE {_LIVE}"
         each = ["1"] if streams is None else [f"items.stream = {int(s)}" for s in streams]
         found = (
             row
@@ -172,11 +209,16 @@ class Lookup:
 
     # -- reading ----------------------------------------------------------------------------
 
+    def row(self, id: int) -> Row:
+        """That of an item that there is."""
+        return self._row(self._db.one(f"SELECT {_ITEM} FROM items WHERE id = ?", (id,)))
+
     def item(self, id: int) -> StoredItem | None:
-        found = self._items(f"items.id = ? AND {_LIVE}", (id, self.clock()))
+        found = self._items(f"items.id = ? AND part = 0 AND {_LIVE}", (id, self.clock()))
         return next((item for _, item in found), None)
 
     def by_chunk(self, chunks: Sequence[int]) -> dict[int, StoredItem]:
+        """Items by any of their chunks, each with the atom of that."""
         return {
             chunk: item
             for some in _batches(chunks)
@@ -191,26 +233,69 @@ class Lookup:
             yield chunk, StoredItem(
                 str(fields[0]), row.raw, stream, atom, row.time, row.step,
                 self._parsed(row.session, int, str), self._parsed(row.role, str),
-                self._parsed(row.metadata, dict), row.expires,
+                self._parsed(row.metadata, dict), row.expires, row.key, row.created, row.updated,
             )  # fmt: skip
 
-    def chunk_of(self, id: int) -> tuple[int, int]:
-        """The chunk of an item and its stream."""
-        chunk, stream = self._db.one("SELECT id, stream FROM chunks WHERE item = ?", (id,))
-        return chunk, stream
+    def later_parts(self, stream: int, after: int) -> list[tuple[int, int]]:
+        """Of each part of an item but its first, that come after a chunk: its chunk, and the first."""
+        query = (
+            "SELECT chunks.id, head.id FROM chunks JOIN chunks AS head ON head.item = chunks.item "
+            "AND head.part = 0 WHERE chunks.stream = ? AND chunks.part > 0 AND chunks.id > ? "
+            "ORDER BY chunks.id"
+        )
+        return self._db.rows(query, (stream, after))
+
+    def all_parts(self, items: Sequence[int]) -> list[int]:
+        """All chunks of these items."""
+        return [
+            row[0]
+            for some in _batches(items)
+            for row in self._db.rows(
+                f"SELECT id FROM chunks WHERE item IN ({_marks(some)}) ORDER BY id", some
+            )
+        ]
+
+    def beside(self, chunks: Sequence[int]) -> dict[int, list[int]]:
+        """By stream, the other chunks of the items of these."""
+        out: dict[int, list[int]] = {}
+        given = set(chunks)
+        for some in _batches(chunks):
+            items = f"SELECT item FROM chunks WHERE id IN ({_marks(some)})"
+            query = f"SELECT DISTINCT stream, id FROM chunks WHERE item IN ({items})"
+            for stream, chunk in self._db.rows(query, some):
+                if chunk not in given:
+                    out.setdefault(stream, []).append(chunk)
+        return {stream: sorted(set(some)) for stream, some in out.items()}
 
     def content(self, chosen: Sequence[Found]) -> Content:
         """All of these items of one stream."""
         rows = [
             row
-            for some in _batches([found.chunk for found in chosen])
+            for some in _batches([found.item for found in chosen])
             for row in self._db.rows(
-                f"SELECT {_ITEM}, {_CHUNK} {_JOINED} WHERE chunks.id IN ({_marks(some)})", some
+                f"SELECT {_ITEM}, {_CHUNK} {_JOINED} WHERE items.id IN ({_marks(some)})", some
             )
         ]
-        rows.sort(key=lambda row: row[0])
+        rows.sort(key=lambda row: (row[0], row[_PART]))
         chunks = self._chunks([row[_ITEM_WIDTH:] for row in rows])
-        return Content([self._row(row[:_ITEM_WIDTH]) for row in rows], chunks.vectors, chunks.atoms)
+        first = [row for row in rows if row[_PART] == 0]
+        counts = Counter(row[0] for row in rows)
+        return Content(
+            [self._row(row[:_ITEM_WIDTH]) for row in first],
+            chunks.vectors,
+            chunks.atoms,
+            [counts[row[0]] for row in first],
+        )
+
+    def vectors(self, chunks: Sequence[int]) -> Chunks:
+        """The chunks asked for, by id."""
+        query = f"SELECT {_CHUNK} FROM chunks WHERE id IN"
+        rows = [
+            row
+            for some in _batches(chunks)
+            for row in self._db.rows(f"{query} ({_marks(some)})", some)
+        ]
+        return self._chunks(sorted(rows, key=lambda row: row[0]))
 
     def chunks(
         self, streams: Mapping[int, int] | None = None, times: bool = False
@@ -228,20 +313,15 @@ class Lookup:
             for stream, after in streams.items()
         }
 
-    def vectors(self, chunks: Sequence[int]) -> Chunks:
-        """The chunks asked for, by id."""
-        query = f"SELECT {_CHUNK} FROM chunks WHERE id IN"
-        rows = [
-            row
-            for some in _batches(chunks)
-            for row in self._db.rows(f"{query} ({_marks(some)})", some)
-        ]
-        return self._chunks(sorted(rows, key=lambda row: row[0]))
+    def vectors_of(self, item: int) -> Tensor:
+        """[P, D] of the parts of an item."""
+        query = f"SELECT {_CHUNK} FROM chunks WHERE item = ? ORDER BY part"
+        return self._chunks(self._db.rows(query, (item,))).vectors
 
-    def texts(self) -> tuple[list[int], list[str]]:
-        """Every chunk and the text it is an embedding of."""
-        rows = self._db.rows(f"SELECT {_ITEM}, chunks.id {_JOINED} ORDER BY chunks.id")
-        return [row[-1] for row in rows], [self._row(row[:-1]).raw for row in rows]
+    def texts(self) -> list[tuple[int, int, str]]:
+        """Stream, item and text of every item, in the order of their chunks."""
+        rows = self._db.rows(f"SELECT {_ITEM} {_FIRST} ORDER BY chunks.id")
+        return [(row[1], row[0], self._row(row).raw) for row in rows]
 
     def is_empty(self) -> bool:
         """Whether there is nothing at all, not even what has expired."""
@@ -270,14 +350,12 @@ class Lookup:
         return found
 
     def _row(self, fields: Sequence[Any]) -> Row:
-        id, _, text, time, step, session, role, metadata, hash, expires, _ = self._checked(
-            fields, "item"
-        )
+        id, _, text, *others, _ = self._checked(fields, "item")
         try:
             raw = text.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise self._db.damaged(f"item {id}: {error}") from error
-        return Row(raw, text, time, step, session, role, metadata, hash, expires)
+        return Row(raw, text, *others)
 
     def _chunks(self, rows: Sequence[Sequence[Any]], stream: int | None = None) -> Chunks:
         for row in rows:
@@ -286,8 +364,9 @@ class Lookup:
         atoms = torch.tensor([-1 if row[4] is None else row[4] for row in rows], dtype=torch.int64)
         times = None
         if stream is not None:
-            known = {key.id: key.time for key in self.keys(stream, expired=True)}
-            each = (known[row[0]] for row in rows)
+            query = f"SELECT {_ITEM} FROM items WHERE stream = ?"
+            known = {row[0]: self._row(row).time for row in self._db.rows(query, (stream,))}
+            each = (known[row[1]] for row in rows)
             times = torch.tensor([math.nan if t is None else t for t in each], dtype=torch.float64)
         vectors = _vectors([row[3] for row in rows])
         wrong = ids[~vectors.isfinite().all(1) | ~vectors.any(1)] if rows else ids
@@ -315,8 +394,18 @@ def _vectors(blobs: Sequence[bytes]) -> Tensor:
 # -- writing ---------------------------------------------------------------------------------------
 
 
+_SUM_AT = "checksum(id, item, stream, vector, {}, part)"  # of a chunk, of another atom
+
 MOST_BASES = 64  # times the bytes of the embeddings
 FEW = 1000  # embeddings, whose bases may take more
+
+
+def _fields(row: Row) -> tuple[Any, ...]:
+    """What a user can change of an item."""
+    expires = None if row.expires is None else float(row.expires)
+    return (
+        row.text, row.time, row.step, row.session, row.role, row.metadata, row.hash, expires,
+    )  # fmt: skip
 
 
 class Snapshot(NamedTuple):
@@ -438,29 +527,40 @@ class ItemStore(Lookup):
     # -- writing ----------------------------------------------------------------------------
 
     def insert(self, stream: int, rows: Sequence[Row]) -> list[int]:
-        """Ids of the new items."""
-        first = self._next("items")
+        """Ids of the new items, stamped with the time now where they have none."""
+        first, now = self._next("items"), float(self.clock())
         values = [
-            (id, stream, row.text, row.time, row.step, row.session, row.role, row.metadata,
-             row.hash, None if row.expires is None else float(row.expires))
+            (id, stream, *_fields(row), row.key, now, now)
+            if row.created is None
+            else (id, stream, *_fields(row), row.key, row.created, row.updated)
             for id, row in enumerate(rows, start=first)
-        ]  # fmt: skip
+        ]
         self._db.each(
-            f"INSERT INTO items ({ITEMS}, sum) VALUES ({'?, ' * 10}?)",
+            f"INSERT INTO items ({ITEMS}, sum) VALUES ({'?, ' * len(ITEMS.split(','))}?)",
             [(*row, checksum(*row)) for row in values],
         )
         return [row[0] for row in values]
 
-    def insert_chunks(self, stream: int, items: Sequence[int], vectors: Tensor) -> Tensor:
-        """Ids of the chunks of these items, whose atoms are not yet known."""
+    def insert_chunks(
+        self, stream: int, items: Sequence[int], vectors: Tensor, parts: Sequence[int] | None = None
+    ) -> Tensor:
+        """Ids [P] of the chunks of these items, whose atoms are not yet known; `parts`: how many
+        each has, None: one."""
         first = self._next("chunks")
         blobs = (vector.tobytes() for vector in vectors.contiguous().numpy())
+        places = [
+            (item, part)
+            for item, count in zip(items, parts or [1] * len(items), strict=True)
+            for part in range(count)
+        ]
         rows = [
-            (id, item, stream, blob, None)
-            for id, item, blob in zip(range(first, first + len(items)), items, blobs, strict=True)
+            (id, item, stream, blob, None, part)
+            for id, (item, part), blob in zip(
+                range(first, first + len(places)), places, blobs, strict=True
+            )
         ]
         self._db.each(
-            f"INSERT INTO chunks ({CHUNKS}, sum) VALUES ({'?, ' * 5}?)",
+            f"INSERT INTO chunks ({CHUNKS}, sum) VALUES ({'?, ' * 6}?)",
             [(*row, checksum(*row)) for row in rows],
         )
         return torch.arange(first, first + len(rows))
@@ -474,33 +574,25 @@ class ItemStore(Lookup):
     def set_atoms(self, chunks: Tensor, atoms: Tensor) -> None:
         """Name the atoms [N] of chunks [N]."""
         self._db.each(
-            "UPDATE chunks SET atom = ?1, sum = checksum(id, item, stream, vector, ?1) WHERE id = ?2",
+            f"UPDATE chunks SET atom = ?1, sum = {_SUM_AT.format('?1')} WHERE id = ?2",
             list(zip(atoms.tolist(), chunks.tolist(), strict=True)),
         )
 
     def rename_atoms(self, names: Sequence[tuple[int, int, int]]) -> None:
         """For each (stream, old, new) in turn, atom `old` becomes part of `new`."""
         self._db.each(
-            "UPDATE chunks SET atom = ?3, sum = checksum(id, item, stream, vector, ?3) "
+            f"UPDATE chunks SET atom = ?3, sum = {_SUM_AT.format('?3')} "
             "WHERE stream = ?1 AND atom = ?2",
             names,
         )
 
-    def set_vectors(self, chunks: Sequence[int], vectors: Tensor) -> None:
-        self._db.mark_erased()
-        blobs = (vector.tobytes() for vector in vectors.contiguous().numpy())
-        self._db.each(
-            "UPDATE chunks SET vector = ?1, sum = checksum(id, item, stream, ?1, atom) "
-            "WHERE id = ?2",
-            list(zip(blobs, chunks, strict=True)),
-        )
-
     def change(self, id: int, row: Row) -> None:
-        """New fields for an item; its embedding stays."""
+        """New fields for an item; its embeddings, and when it was created, stay."""
         self._db.mark_erased()
+        names = "text = ?, time = ?, step = ?, session = ?, role = ?, metadata = ?, hash = ?, "
         self._db.run(
-            "UPDATE items SET text = ?, time = ?, metadata = ?, hash = ?, expires = ? WHERE id = ?",
-            (row.text, row.time, row.metadata, row.hash, row.expires, id),
+            f"UPDATE items SET {names} expires = ?, key = ?, updated = ? WHERE id = ?",
+            (*_fields(row), row.key, float(self.clock()), id),
         )
         self._db.run(f"UPDATE items SET sum = checksum({ITEMS}) WHERE id = ?", (id,))
 
@@ -515,14 +607,18 @@ class ItemStore(Lookup):
             self._db.mark_erased()
             self._db.each(f"DELETE FROM items WHERE id = {item}", gone)
 
-    def delete_chunk(self, chunk: int) -> None:
-        """Its item stays, to get a new one."""
+    def delete_chunks(self, chunks: Iterable[int] | None = None) -> None:
+        """Their items stay, to get new ones; None: all there are."""
         self._db.mark_erased()
-        self._db.run("DELETE FROM chunks WHERE id = ?", (chunk,))
+        if chunks is None:
+            self._db.run("DELETE FROM chunks")
+        else:
+            self._db.each("DELETE FROM chunks WHERE id = ?", [(chunk,) for chunk in chunks])
 
     def place_of(self, item: int) -> tuple[int, Found] | None:
-        """The stream of an item, expired or not, and its chunk; None: no such item."""
-        rows = self._db.rows("SELECT stream, item, id FROM chunks WHERE item = ?", (item,))
+        """The stream of an item, expired or not, and its first chunk; None: no such item."""
+        query = "SELECT stream, item, id FROM chunks WHERE item = ? AND part = 0"
+        rows = self._db.rows(query, (item,))
         return (rows[0][0], Found(*rows[0][1:])) if rows else None
 
     # -- snapshots --------------------------------------------------------------------------

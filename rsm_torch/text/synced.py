@@ -178,7 +178,7 @@ class SyncedMemory:
         self._changed |= set(tail)
         if changed.removed or changed.merged:  # an older version did not know of limits
             with self._change(set(tail)) as change:
-                self._record(change, changed)
+                self._record(change, self.index, changed)
 
     def _drop(self, kept: set[int]) -> None:
         """Free the tensors of what was not touched for longest, as far as there are too many."""
@@ -218,94 +218,117 @@ class SyncedMemory:
 
     def counts(self) -> dict[str, Count]:
         """Live items and atoms of each stream that holds any, in order of first appearance."""
-        held, asked = self.index.count(), {*self.store.streams_with_expired(), *self._waiting}
+        held, store = self.index.count(), self.store
+        asked = {*store.not_plain(), *self._waiting}
         if asked:
             others = {s: count for s, count in held.items() if s not in asked}
-            held = others | self.store.counts(None if len(asked) > FEW else sorted(asked))
+            held = others | store.counts(None if len(asked) > FEW else sorted(asked))
         return {name: held[stream] for name, stream in self.streams.items() if stream in held}
 
     # -- changes ----------------------------------------------------------------------------
 
     def insert(
-        self, new: Mapping[str, Content], settings: Settings | None = None
+        self,
+        new: Mapping[str, Content],
+        settings: Settings | None = None,
+        changed: Mapping[int, Row] | None = None,
     ) -> list[list[int]]:
-        """Ids of the items added to each stream.
+        """Ids of the items of each stream.
 
         Args:
+            new: items that are added, or replaced: then their chunks are forgotten and new ones
+                written, as the newest of the stream.
             settings: to go on with instead of the present ones, of the same embedder.
+            changed: other fields by item, whose embeddings stay where they are.
         """
-        settings = settings or self.settings
+        settings, changed = settings or self.settings, changed or {}
         timed = settings.config.ttl is not None
         items: list[list[int]] = []
         written: dict[int, Chunks] = {}
         given: dict[int, Chunks] = {}
         held = {self.streams[name] for name in new if name in self.streams}
-        if not new:
+        if not new and not changed:
             return items
         with self._change(set(held)) as change:
             gone = self._drop_expired(change)
+            for id, row in changed.items():
+                self.store.change(id, row)
+                if (place := self.store.place_of(id)) is not None:
+                    change.steps.append(partial(self.shelves.change, place[0], place[1].chunk))
             for name, content in new.items():
                 if name not in self.streams:
                     self.streams[name] = self.store.add_stream(name)
                 stream = self.streams[name]
                 change.streams.add(stream)
-                items.append(self.store.insert(stream, content.rows))
-                ids = self.store.insert_chunks(stream, items[-1], content.vectors)
+                items.append(self._put(change, gone, stream, content))
+                ids = self.store.insert_chunks(stream, items[-1], content.vectors, content.parts)
                 atoms = ids if content.atoms is None else _founders(content.atoms, ids)
                 into = written if content.atoms is None else given
-                times = _times(content.rows) if timed else None
+                times = _times(content) if timed else None
                 into[stream] = Chunks(ids, content.vectors, atoms, times)
-            self._place(change, settings, given, written, gone)
+            if new:
+                self._place(change, settings, given, written, gone)
         return items
 
-    def replace(self, id: int, row: Row, vector: Tensor | None) -> None:
-        """New content for an item: its chunk is forgotten and a new one written, with this
-        embedding [D] or that of the old one."""
-        old, stream = self.store.chunk_of(id)
-        if vector is None:
-            vector = self.store.vectors([old]).vectors[0]
-        with self._change({stream}, erases=True) as change:
-            gone = self._drop_expired(change)
-            self.store.change(id, row)
-            self.store.delete_chunk(old)
-            change.gone.append(old)
-            ids = self.store.insert_chunks(stream, [id], vector[None])
-            draft = self.index.draft({stream})
-            draft.forget(stream, [old, *gone.get(stream, ())])
-            times = None if self.settings.config.ttl is None else _times([row])
-            new = Chunks(ids, vector[None], ids, times)
-            self._adopt(change, draft, draft.write({stream: new}))
-
-    def change(self, id: int, row: Row) -> None:
-        """New fields for an item; nothing to embed."""
-        chunk, stream = self.store.chunk_of(id)
-        with self._change(set()) as change:
-            self.store.change(id, row)
-            change.steps.append(lambda: self.shelves.change(stream, chunk))
+    def _put(
+        self, change: Change, gone: dict[int, list[int]], stream: int, content: Content
+    ) -> list[int]:
+        """Rows of a stream into the store, new or in the place of others, whose chunks are `gone`."""
+        if content.ids is None:
+            return self.store.insert(stream, content.rows)
+        pairs = list(zip(content.rows, content.ids, strict=True))
+        new = iter(self.store.insert(stream, [row for row, id in pairs if id is None]))
+        for row, id in pairs:
+            if id is not None:
+                self.store.change(id, row)
+        chunks = self.store.all_parts([id for id in content.ids if id is not None])
+        if chunks:
+            self.store.delete_chunks(chunks)
+            gone.setdefault(stream, []).extend(chunks)
+            change.gone += chunks
+            change.erases = True
+        return [next(new) if id is None else id for id in content.ids]
 
     def delete(self, gone: Mapping[int, Sequence[Found]]) -> int:
         """Remove items of each stream; how many."""
-        chunks = {stream: [found.chunk for found in some] for stream, some in gone.items() if some}
-        if chunks:
-            with self._change(set(chunks), erases=True) as change:
-                for stream, some in chunks.items():
-                    change.gone += some
-                    self.store.delete(found.item for found in gone[stream])
-                    change.steps.append(partial(self.index.forget, stream, some))
-        return sum(map(len, chunks.values()))
+        items = {stream: [found.item for found in some] for stream, some in gone.items() if some}
+        if items:
+            with self._change(set(items), erases=True) as change:
+                for stream, some in items.items():
+                    chunks = self.store.all_parts(some)
+                    change.gone += chunks
+                    self.store.delete(some)
+                    change.steps.append(partial(self.index.forget, stream, chunks))
+        return sum(map(len, items.values()))
 
     def reembed(
         self,
         settings: Settings,
-        chunks: Sequence[int],
+        items: Sequence[tuple[int, int]],
+        parts: Sequence[int],
         vectors: Tensor,
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """New vectors [N, D] for all chunks there are; all streams clustered anew; `done` is
-        called once that is on record."""
+        """New chunks for all items there are, and all streams clustered anew; `done` is called once
+        that is on record.
+
+        Args:
+            items: [N] stream and item, in the order in which their chunks were written.
+            parts: [N] how many chunks each gets.
+            vectors: [P, D] of all of them.
+        """
+        of: dict[int, list[int]] = {}
+        for place, (stream, _) in enumerate(items):
+            of.setdefault(stream, []).append(place)
+        each = vectors.split(list(parts))
         with self._change(self._all(), erases=True) as change:
             change.steps.append(done)
-            self.store.set_vectors(chunks, vectors)
+            self.store.delete_chunks()
+            for stream, places in of.items():
+                some, counts = [items[n][1] for n in places], [parts[n] for n in places]
+                rows = torch.cat([each[n] for n in places])
+                self.store.insert_chunks(stream, some, rows, counts)
+            change.steps.append(lambda: setattr(self, "shelves", Shelves(self.store)))
             self._cluster_anew(change, settings)
 
     def checkpoint(self) -> None:
@@ -358,11 +381,14 @@ class SyncedMemory:
             return {}
         expired = self.store.expired(self.store.clock())
         gone = {stream: some for stream, some in expired.items() if stream in change.streams}
-        for some in gone.values():
-            self.store.delete(found.item for found in some)
-            change.gone += [found.chunk for found in some]
+        chunks = {}
+        for stream, some in gone.items():
+            items = [found.item for found in some]
+            chunks[stream] = self.store.all_parts(items)
+            self.store.delete(items)
+            change.gone += chunks[stream]
             change.erases = True
-        return {stream: [found.chunk for found in some] for stream, some in gone.items()}
+        return chunks
 
     # -- clustering -------------------------------------------------------------------------
 
@@ -375,19 +401,19 @@ class SyncedMemory:
         gone: Mapping[int, Sequence[int]],
     ) -> None:
         """Find the atoms of new chunks that are in the store already, and forget those `gone`."""
-        if settings.pending and settings.enough(self._sizes(given, written)):
+        if settings.pending and settings.enough(self._sizes(gone, given, written)):
             change.streams |= self._all()
             self._cluster_anew(change, settings)
             return
         if settings is not self.settings:
             settings.save(self.store)
             index = self._new_index(settings)
-            self._record(change, index.assign(given), index.write(written))
+            self._record(change, index, index.assign(given), index.write(written))
             change.steps.append(lambda: self._go_on(settings, index))
             return
-        plan = None if given else self.index.plan(written)
+        plan = None if given or gone else self.index.plan(written)
         if plan is not None:
-            self._record(change, plan[0])
+            self._record(change, self.index, plan[0])
             change.steps.append(plan[1])
         else:
             draft = self.index.draft(change.streams)
@@ -405,7 +431,7 @@ class SyncedMemory:
         settings.save(self.store)
         index = self._new_index(settings)
         change.erases = True
-        self._record(change, index.write(streams))
+        self._record(change, index, index.write(streams))
         change.steps.append(lambda: self._go_on(settings, index))
 
     def _go_on(self, settings: Settings, index: StreamIndex) -> None:
@@ -417,23 +443,30 @@ class SyncedMemory:
         return self._waiting | set(self.index.rows)
 
     def _adopt(self, change: Change, draft: StreamIndex, *changed: Changed) -> None:
-        self._record(change, *changed)
+        self._record(change, draft, *changed)
         change.steps.append(lambda: self.index.adopt(draft, change.streams))
 
-    def _record(self, change: Change, *all_changed: Changed) -> None:
-        """Names of atoms, and what limits made go, into the store."""
+    def _record(self, change: Change, index: StreamIndex, *all_changed: Changed) -> None:
+        """Names of atoms, and what limits made go of an index, into the store: of an item of which a
+        part goes, all parts go."""
         for changed in all_changed:
             self.store.rename_atoms(changed.merged)
             for chunks in changed.chunks.values():
                 self.store.set_atoms(chunks.ids, chunks.atoms)
-            self.store.delete_items_of(changed.removed)
-            change.gone += changed.removed
             change.erases = change.erases or bool(changed.removed or changed.merged)
+        removed = [chunk for changed in all_changed for chunk in changed.removed]
+        for stream, others in self.store.beside(removed).items():
+            index.forget(stream, others)
+            change.gone += others
+        self.store.delete_items_of(removed)
+        change.gone += removed
 
-    def _sizes(self, *new: dict[int, Chunks]) -> list[int]:
-        """Chunks of each stream, new ones included."""
+    def _sizes(self, gone: Mapping[int, Sequence[int]], *new: dict[int, Chunks]) -> list[int]:
+        """Chunks of each stream, without those gone and with new ones."""
         self.touch()  # few: tau is still to be calibrated
         sizes = {stream: count.items for stream, count in self.index.count().items()}
+        for stream, lost in gone.items():
+            sizes[stream] -= len(lost)
         for some in new:
             for stream, chunks in some.items():
                 sizes[stream] = sizes.get(stream, 0) + len(chunks.ids)
@@ -448,9 +481,12 @@ class SyncedMemory:
         return StreamIndex.new(settings.config, self._device, settings.calibration)
 
 
-def _times(rows: Sequence[Row]) -> Tensor:
-    """[N] float64 seconds, NaN where unknown."""
-    times = [math.nan if row.time is None else row.time for row in rows]
+def _times(content: Content) -> Tensor:
+    """[P] float64 seconds of each part, NaN where unknown."""
+    pairs = zip(content.rows, content.counts, strict=True)
+    times = [
+        math.nan if row.time is None else row.time for row, count in pairs for _ in range(count)
+    ]
     return torch.tensor(times, dtype=torch.float64)
 
 

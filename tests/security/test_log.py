@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import re
 import shutil
-import sqlite3
 import struct
 from pathlib import Path
 
@@ -264,33 +264,22 @@ def test_the_log_is_read_as_by_the_plain_model(tmp_path, rounds):
         assert (found.whole, found.end) == plain(path.read_bytes())
 
 
-# -- logs of files from before changes were numbered -----------------------------------------------
+# -- logs of files of the version before ------------------------------------------------------------
+
+DATA = Path(__file__).parents[1] / "data"
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_the_log_of_an_older_version(tmp_path, folder, version):
-    path = tmp_path / "m.db"
-    with AgentMemory(Hashed(), path=path, tau=0.4) as memory:
-        memory.add([f"text {n}" for n in range(20)], "a")
-    db = sqlite3.connect(path, isolation_level=None)
-    if version < 3:
-        db.execute("DROP TABLE snapshots")
-        for table in ("meta", "streams", "items", "chunks"):
-            db.execute(f"ALTER TABLE {table} DROP COLUMN sum")
-    if version < 2:
-        db.execute("DROP INDEX expiring_items")
-        db.execute("ALTER TABLE items DROP COLUMN expires")
-    db.execute(f"PRAGMA user_version = {version}")
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    for n in range(6):  # changes that take a log back to its beginning on the way
-        db.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'items'")
-        if n == 2:
-            db.execute("PRAGMA wal_checkpoint(RESTART)")
-    files = {name: (tmp_path / name).read_bytes() for name in ("m.db", "m.db-wal")}
-    db.close()
-    assert [item.text for item in opened(put(folder, files))["a"]] == [
-        f"text {n}" for n in range(20)
-    ]
+def test_the_log_of_the_version_before(folder):
+    """A file of version 4 and its log, as they were while a memory was using them."""
+    names = ("m.db", "m.db-wal")
+    data = (DATA / f"memory-4-killed{name.removeprefix('m')}.gz" for name in names)
+    files = {name: gzip.decompress(one.read_bytes()) for name, one in zip(names, data, strict=True)}
+    assert any(files["m.db-wal"])
+    held = opened(put(folder, files))
+    assert [item.text for item in held["a"]] == [f"text {n}" for n in range(6)]
+    end = used(files["m.db-wal"])
+    broken = flipped(files["m.db-wal"], end // 2, 1)
+    assert "damaged" in opened(put(folder, {**files, "m.db-wal": broken}))
     log = files["m.db-wal"]
     for place in (HEADER + FRAME + 9, HEADER + SIZE + 17, 17):
         found = opened(put(folder, {**files, "m.db-wal": flipped(log, place)}))

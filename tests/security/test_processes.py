@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 VERBS = {
     "add": lambda m: m.add("child", "s"),
     "add_many": lambda m: m.add_many({"s": ["child"]}),
+    "put": lambda m: m.put("child", "s", key="k"),
     "search": lambda m: m.search("one", "s"),
     "context": lambda m: m.context("one", "s", 50, tokenizer=len),
     "search_many": lambda m: m.search_many(["one"], ["s"]),

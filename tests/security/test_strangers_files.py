@@ -19,17 +19,17 @@ from forked import limited
 from safetensors.torch import load, save
 from text_support import Hashed
 
-from rsm_torch.text import AgentMemory, Item
+from rsm_torch.text import AgentMemory, Item, database
 from rsm_torch.text.database import checksum
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 COLUMNS = {
-    "meta": "key, value",
-    "streams": "id, name",
-    "items": "id, stream, text, time, step, session, role, metadata, hash, expires",
-    "chunks": "id, item, stream, vector, atom",
-    "snapshots": "stream, chunks, rows, body",
+    "meta": database.META,
+    "streams": database.STREAMS,
+    "items": database.ITEMS,
+    "chunks": database.CHUNKS,
+    "snapshots": database.SNAPSHOTS,
 }
 
 

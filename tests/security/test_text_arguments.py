@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from text_support import Hashed, state_of, words
+from text_support import Clock, Hashed, state_of, words
 
 from rsm_torch.text import AgentMemory, Item, load_embedder
 
@@ -27,7 +27,7 @@ ELSEWHERE = {"tau", "layout", "order", "escape_chat_marks"}
 
 
 def made() -> AgentMemory:
-    memory = AgentMemory(Hashed(), tokenizer=words, tau=0.5)
+    memory = AgentMemory(Hashed(), tokenizer=words, tau=0.5, clock=Clock())
     memory.add(["one two", "three"], "a", times=[1, 2], metadata=[{"k": 1}, None])
     memory.add("four", "b")
     return memory
@@ -44,6 +44,7 @@ def exported(tmp_path_factory) -> Path:
 VERBS: dict[str, dict[str, Any]] = {
     "add": {"texts": "x", "stream": "a"},
     "add_many": {"texts": {"a": "x"}},
+    "put": {"texts": "x", "stream": "a", "key": "k"},
     "search": {"query": "q", "stream": "a"},
     "context": {"query": "q", "stream": "a", "max_tokens": 50},
     "search_many": {"queries": ["q"], "streams": ["a"]},
@@ -81,7 +82,7 @@ def said(call: Callable[[], Any]) -> str | None:
     try:
         call()
     except (TypeError, ValueError, KeyError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
+        return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     return None
 
 
