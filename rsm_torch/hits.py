@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import NoneType
@@ -64,6 +64,14 @@ class Context:
     truncated: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     repeated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def renamed(self, name: Callable[[str], str]) -> Context:
+        """The same with other ids."""
+        ids, truncated, skipped = (
+            tuple(map(name, some)) for some in (self.ids, self.truncated, self.skipped)
+        )
+        repeated = {name(one): tuple(map(name, others)) for one, others in self.repeated.items()}
+        return Context(self.text, self.tokens, ids, self.max_tokens, truncated, skipped, repeated)
 
 
 _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {

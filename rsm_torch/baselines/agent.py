@@ -7,7 +7,6 @@ reading; `rag-context` has the reading and no atoms: a control, which tells what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -113,7 +112,7 @@ class AgentRow:
             [query.text for query in queries], [query.stream for query in queries], budget,
             **how, **self.reading,
         )  # fmt: skip
-        return [replace(one, ids=tuple(self._ids[id] for id in one.ids)) for one in found]
+        return [one.renamed(self._ids.__getitem__) for one in found]
 
     def nbytes(self) -> int:
         """By the rule of `vectors.bytes`, with words and names where they are read."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from rsm_torch.baselines.held import HeldChunks, check_queries
@@ -109,7 +108,7 @@ class RankedMemory(ABC):
         hits = [self._held.hit(stream, *found) for found in ranking]
         packed = pack(hits, budget, self._count, self.layout, self.settings.order)
         chunks = self._held[stream]
-        return replace(packed, ids=tuple(chunks[int(place)].id for place in packed.ids))
+        return packed.renamed(lambda place: chunks[int(place)].id)
 
     @abstractmethod
     def nbytes(self) -> int:
