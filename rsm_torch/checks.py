@@ -131,8 +131,8 @@ def as_slots(
         raise ValueError(
             f"{name}: {named(wrong)} out of range for {have} streams (0 to {have - 1})"
         )
-    values, times = slots.unique(return_counts=True)
-    if len(values) < len(slots):
+    if len(slots) > 1 and len(set(slots.tolist())) < len(slots):
+        values, times = slots.unique(return_counts=True)
         raise ValueError(f"{name}: {named(values[times > 1].tolist())} named more than once")
     return slots
 
