@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from text_support import Clock, Hashed, words
 
-from rsm_torch import AgentMemory, Item
+from rsm_torch import AgentMemory, Item, pack
 from rsm_torch import lexical as by_words
 from rsm_torch.config import RSMConfig
 from rsm_torch.lexical import LexicalIndex, WordIndex, searchable
@@ -180,3 +180,20 @@ def test_arrays_are_named_as_keys_are(query):
     wanted = {id: rank for rank, id in address.select(keys)}
     assert {n: int(rank) for n, rank in enumerate(found) if rank >= 0} == wanted
     assert isinstance(address, Address)
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_a_context_looks_at_more_only_where_a_quarter_leaves_room(monkeypatch, length):
+    with AgentMemory(Hashed(), tau=0.5, tokenizer=words) as memory:
+        memory.add([" ".join([f"w{n}"] * length) for n in range(700)], "s")
+        asked, good = [], memory._admitted
+        monkeypatch.setattr(
+            memory, "_admitted", lambda *given: [asked.append(found := good(*given)), found][1]
+        )
+        context = memory.context("w3 w5", "s", 2000)
+    first, *more = asked
+    assert len(first) == 125
+    assert [len(some) for some in more] == ([500] if length == 1 else [])
+    assert [hit.id for some in more for hit in some[:125]] == [hit.id for hit in first] * len(more)
+    assert context == pack(asked[-1], 2000, words)
+    assert (context.tokens > 2000 - 2000 / 32) == (length == 30)

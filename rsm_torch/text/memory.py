@@ -64,7 +64,9 @@ from rsm_torch.text.ranking import (
     Rerank,
     Rule,
     admission_order,
+    is_full,
     most_items,
+    portions,
     reranked,
     searched,
 )
@@ -654,7 +656,8 @@ class AgentMemory:
             tokenizer: the reader's; None: that of the memory, else the embedder's. The budget is as
                 hard as its counts.
             top_k: most items to consider; None: one for every four tokens of the budget, at least
-                20.
+                20. Of more than 250, the first quarter is packed by itself, and the others are only
+                looked at if it leaves 1/32 of the budget or more, or there is a `rerank`.
             top_atoms: by embedding, the items of so many atoms rank before all others; None: no
                 atom before another.
             atom_score, chunk_score, addressing, where, before, after, exclude_session, min_score, now,
@@ -741,13 +744,22 @@ class AgentMemory:
         while True:
             by, q = self._embed_queries(words[len(contexts) :])
             for place, one in enumerate(q.unbind(), len(contexts)):
-                hits = self._admitted(by, words[place], streams[place], one, asked)
-                if hits is None:
-                    break  # there is another embedder now
-                if rerank is not None:
-                    hits = reranked(rerank, words[place], hits)
-                hits, repeated = once(hits)
-                contexts.append(pack(hits, repeated=repeated))
+                found: Context | None = None
+                for most in [top_k] if rerank is not None else portions(top_k):
+                    hits = self._admitted(by, words[place], streams[place], one, asked, most)
+                    if hits is None:
+                        found = None
+                        break  # there is another embedder now
+                    looked = len(hits)
+                    if rerank is not None:
+                        hits = reranked(rerank, words[place], hits)
+                    hits, repeated = once(hits)
+                    found = pack(hits, repeated=repeated)
+                    if looked < most or is_full(found.tokens, max_tokens):
+                        break
+                if found is None:
+                    break
+                contexts.append(found)
             if len(contexts) == len(words):
                 return contexts
 
@@ -861,9 +873,10 @@ class AgentMemory:
 
     @locked
     def _admitted(
-        self, by: Embedder, words: str, stream: str, q: Tensor, asked: Asked
+        self, by: Embedder, words: str, stream: str, q: Tensor, asked: Asked, most: int
     ) -> list[Hit] | None:
-        """What a context admits, in order; None: the memory has another embedder now."""
+        """The `most` items that a context admits first, in order; None: the memory has another
+        embedder now."""
         if by is not self.embedder:
             return None
         (known,) = self._read_all([stream])
@@ -873,7 +886,7 @@ class AgentMemory:
         found = self._candidates(words, known, q, asked, asked.address(words, self._clock()))
         if found is None:
             return []
-        places, scores = admission_order(found.items, asked.rule, asked.reads[0].top_k)
+        places, scores = admission_order(found.items, asked.rule, most)
         chunks = found.chunks[places].tolist()
         items = self._store.by_chunk(chunks)
         return [items[c].scored(s) for c, s in zip(chunks, scores.tolist(), strict=True)]

@@ -248,6 +248,17 @@ def most_items(max_tokens: int) -> int:
     return max(20, max_tokens // 4)
 
 
+def portions(most: int) -> list[int]:
+    """How many of `most` items a context looks at first, and then, if they leave room: most budgets
+    are filled by a quarter."""
+    return [most] if most <= 250 else [most // 4, most]
+
+
+def is_full(tokens: int, max_tokens: int) -> bool:
+    """Whether what is left of a budget, less than 1/32 of it, is not worth looking at more items."""
+    return tokens > max_tokens - max_tokens / 32
+
+
 def reading_order(
     near: Iterable[tuple[int, float]],
     named: Iterable[tuple[int, float]] = (),
