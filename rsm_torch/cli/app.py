@@ -13,6 +13,7 @@ from rsm_torch.cli.demo import demo
 from rsm_torch.cli.eval import evaluate
 from rsm_torch.cli.experiment import experiment
 from rsm_torch.cli.inspect_snapshot import inspect
+from rsm_torch.cli.mcp import mcp
 from rsm_torch.cli.report import report
 
 app = typer.Typer(
@@ -44,7 +45,7 @@ def root(
     """Compact clustered memory for many agent streams."""
 
 
-for command in (demo, context, calibrate, inspect, report):
+for command in (demo, context, calibrate, inspect, report, mcp):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
