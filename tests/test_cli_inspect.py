@@ -263,6 +263,19 @@ def test_a_text_memory_whose_calibration_turns_its_vectors(tmp_path):
 # -- picture ------------------------------------------------------------------------------------
 
 
+def test_a_text_memory_with_an_item_of_several_parts(tmp_path):
+    class Narrow(Words):
+        max_tokens, reserved_tokens = 2, 0
+        tokenizer = staticmethod(lambda text: len(text.split()))
+
+    path = tmp_path / "agents.sqlite"
+    with AgentMemory(embedder=Narrow(), config=RSMConfig(64, tau=0.9), path=path) as memory:
+        memory.add(["a b c d", "e"], "one")
+    found = inspected(path)
+    assert found["streams"] == [{"stream": "one", "members": 3, "atoms": 3}]
+    assert sorted(atom["text"] for atom in found["atoms"]) == ["a b c d", "a b c d", "e"]
+
+
 def test_plot_saves_one_png(tmp_path, tensors):
     from matplotlib.image import imread
 

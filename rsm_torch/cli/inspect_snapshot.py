@@ -101,7 +101,7 @@ def _file(path: Path) -> Iterator[Snapshot]:
         settings, memory = _rebuilt(store, path)
         tensors = memory.flat()
         items = sum(count.items for count in store.counts().values())
-        vectors = 4 * settings.config.dim * items
+        vectors = 4 * settings.config.dim * int(memory.counts().members.sum())
         yield Snapshot(
             path,
             "AgentMemory",

@@ -20,7 +20,7 @@ from rsm_torch.text.items import (
     Texts,
     Times,
     kind_of,
-    read_key,
+    read_stream,
     row_of,
     utc_seconds,
 )
@@ -122,7 +122,7 @@ def read_keys(key: Any, texts: Any, count: int) -> list[str]:
     given: list[Any] = [key] if single else list(key)
     if len(given) != count:
         raise ValueError(f"key: expected one for each of {count} texts, got {len(given)}")
-    keys = [read_key(one, "key" if single else f"key[{n}]") for n, one in enumerate(given)]
+    keys = [read_stream(one, "key" if single else f"key[{n}]") for n, one in enumerate(given)]
     if len(set(keys)) < len(keys):
         again = next(one for one in keys if keys.count(one) > 1)
         raise ValueError(f"key: {again!r:.80} is given twice")

@@ -327,11 +327,6 @@ def _has_long_int(value: Any) -> bool:
     return False
 
 
-def read_key(key: str, argument: str = "key") -> str:
-    """A user's key, trimmed; what a stream may be called, it may be."""
-    return read_stream(key, argument)
-
-
 def read_sessions(value: Any, name: str) -> tuple[int | str, ...]:
     """Sessions as an `Item` has them: one, or a list of them; None: none."""
     single = value is None or isinstance(value, str) or not isinstance(value, Iterable)

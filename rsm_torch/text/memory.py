@@ -765,7 +765,7 @@ class AgentMemory:
             return intake.read_id(id)
         assert key is not None
         assert stream is not None
-        known, name = self._number(stream), intake.read_key(key)
+        known, name = self._number(stream), intake.read_stream(key, "key")
         found = None if known is None else self._store.find_key(known, name)
         return None if found is None else found.item
 

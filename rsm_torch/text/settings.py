@@ -20,7 +20,7 @@ from torch import Tensor
 from rsm_torch.calibrate import Calibration, calibrate_tau
 from rsm_torch.config import RSMConfig
 from rsm_torch.embedders import PROBES, Embedder, fingerprint, needs_name, same_space
-from rsm_torch.text.items import Item, Row, read_key, read_stream, row_of
+from rsm_torch.text.items import Item, Row, read_stream, row_of
 from rsm_torch.text.store import Content, ItemStore
 
 CALIBRATE_AT = 32  # items in the memory when a tau that nobody gave is calibrated
@@ -448,7 +448,7 @@ def _item(fields: dict[str, Any], dim: int | None) -> tuple[str, tuple[Row, list
         fields.get("role"), fields.get("metadata", {}),
     )  # fmt: skip
     row = row_of(item, "item", expires)
-    key = None if fields.get("key") is None else read_key(fields["key"])
+    key = None if fields.get("key") is None else read_stream(fields["key"], "key")
     row = replace(row, key=key, created=created, updated=updated)
     vectors = torch.empty(len(atoms), 0)
     if dim is not None:

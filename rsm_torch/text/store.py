@@ -214,11 +214,11 @@ class Lookup:
         return self._row(self._db.one(f"SELECT {_ITEM} FROM items WHERE id = ?", (id,)))
 
     def item(self, id: int) -> StoredItem | None:
-        found = self._items(f"items.id = ? AND {_LIVE}", (id, self.clock()))
+        found = self._items(f"items.id = ? AND part = 0 AND {_LIVE}", (id, self.clock()))
         return next((item for _, item in found), None)
 
     def by_chunk(self, chunks: Sequence[int]) -> dict[int, StoredItem]:
-        """Items by their first chunks."""
+        """Items by any of their chunks, each with the atom of that."""
         return {
             chunk: item
             for some in _batches(chunks)
@@ -226,7 +226,7 @@ class Lookup:
         }
 
     def _items(self, where: str, values: Sequence[Any]) -> Iterator[tuple[int, StoredItem]]:
-        query = f"SELECT {_ITEM}, streams.name, chunks.atom, chunks.id {_FIRST} "
+        query = f"SELECT {_ITEM}, streams.name, chunks.atom, chunks.id {_JOINED} "
         query += f"JOIN streams ON streams.id = items.stream WHERE {where}"
         for *fields, stream, atom, chunk in self._db.rows(query, values):
             row = self._row(fields)
