@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import string
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -412,6 +413,33 @@ def test_a_failing_write_leaves_its_namespace_as_it_was(store, memory, monkeypat
         store.batch([PutOp(("u",), "old", {"text": "b"}), PutOp(("u",), "new", {"text": "c"})])
     monkeypatch.undo()
     assert [(item.key, item.value) for item in store.search(("u",))] == [("old", {"text": "a"})]
+
+
+def test_a_refresh_does_not_meet_another_value(store, memory, clock, monkeypatch):
+    store.put(("u",), "k", {"n": 1}, ttl=1)
+    update, threads = memory.update, []
+
+    def late(*args, **how):
+        threads.append(threading.Thread(target=store.put, args=(("u",), "k", {"n": 2})))
+        threads[0].start()
+        threads[0].join(0.2)  # it waits for the refresh to end
+        update(*args, **how)
+
+    monkeypatch.setattr(memory, "update", late)
+    assert store.get(("u",), "k").value == {"n": 1}
+    threads[0].join()
+    clock.now += 100
+    assert store.get(("u",), "k").value == {"n": 2}  # which was put for ever
+
+
+def test_reading_a_file_that_may_not_be_written(store, memory, monkeypatch):
+    def refuse(*args, **how):
+        raise PermissionError
+
+    store.put(("u",), "k", {"n": 1}, ttl=1)
+    monkeypatch.setattr(memory, "update", refuse)
+    assert store.get(("u",), "k").value == {"n": 1}
+    assert keys(store.search(("u",))) == ["k"]
 
 
 def test_one_transaction_for_what_goes_together(store, memory):

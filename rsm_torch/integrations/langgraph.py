@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 from rsm_torch.hits import Hit
-from rsm_torch.integrations.streams import Parts, nearest, parts_of, stream_of, streams_where
+from rsm_torch.integrations.streams import Parts, nearest, parts_of, stream_of, streams_under
 from rsm_torch.text import AgentMemory
 from rsm_torch.text.items import (
     ORDERED,
@@ -180,7 +180,7 @@ class RSMStore(BaseStore):
         _check_page(op.limit, op.offset)
 
         def search() -> list[SearchItem]:
-            streams = list(streams_where(self.memory, KIND, lambda ns: ns[: len(prefix)] == prefix))
+            streams = list(streams_under(self.memory, KIND, prefix))
             need, listed = op.limit + op.offset, {**where, WRITTEN: {"$exists": True}}
             found: list[Hit | StoredItem] = []
             if op.query is not None and not is_blank(op.query):
@@ -208,7 +208,8 @@ class RSMStore(BaseStore):
         for one in found:
             if TTL not in one.metadata:
                 continue
-            with self._writing, suppress(KeyError):  # it may have gone
+            # It may have gone, or the file may be one to read.
+            with self._writing, suppress(KeyError, PermissionError):
                 item = self.memory.get(one.id)
                 if item is not None and TTL in item.metadata:
                     self.memory.update(one.id, ttl=item.metadata[TTL] * 60)
@@ -221,8 +222,8 @@ class RSMStore(BaseStore):
                 raise ValueError(f"match_type: expected 'prefix' or 'suffix', got {kind!r:.40}")
 
         def listing() -> list[Parts]:
-            found = streams_where(
-                self.memory, KIND, lambda ns: all(_matches(ns, *one) for one in conditions)
+            found = streams_under(
+                self.memory, KIND, (), lambda ns: all(_matches(ns, *one) for one in conditions)
             )
             each = sorted({namespace[: op.max_depth] for namespace in found.values()})
             return each[op.offset : op.offset + op.limit]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rsm_torch.hits import Hit
-from rsm_torch.integrations.streams import Parts, nearest, parts_of, stream_of, streams_where
+from rsm_torch.integrations.streams import Parts, nearest, parts_of, stream_of, streams_under
 from rsm_torch.text import AgentMemory, Item, from_messages
 from rsm_torch.text.items import StoredItem, Texts, read_callable, read_metadata, read_stream
 
@@ -178,7 +178,7 @@ class Memory:
 
     def reset(self) -> None:
         """Remove all memories for good, of everybody; other streams of the memory stay."""
-        self._clear(streams_where(self.memory, KIND, lambda parts: len(parts) == len(SCOPES)))
+        self._clear(streams_under(self.memory, KIND, (), lambda parts: len(parts) == len(SCOPES)))
 
     def _clear(self, streams: Sequence[str] | Mapping[str, Parts]) -> None:
         for stream in streams:
@@ -206,7 +206,8 @@ class Memory:
             if any(held.setdefault(operator, one) != one for operator, one in wanted.items()):
                 raise ValueError(f"filters: {name!r:.40} has two conditions of one kind")
         scope = _scope(**given)
-        found = streams_where(self.memory, KIND, lambda parts: _within(parts, scope))
+        begin = scope[: scope.index("")] if "" in scope else scope
+        found = streams_under(self.memory, KIND, begin, lambda parts: _within(parts, scope))
         return list(found), where or None
 
 

@@ -34,11 +34,17 @@ def parts_of(kind: str, stream: str) -> Parts | None:
     return tuple(parts) if ours and stream_of(kind, parts) == stream else None
 
 
-def streams_where(
-    memory: AgentMemory, kind: str, chosen: Callable[[Parts], bool]
+def streams_under(
+    memory: AgentMemory,
+    kind: str,
+    prefix: Parts = (),
+    chosen: Callable[[Parts], bool] = lambda parts: True,
 ) -> dict[str, Parts]:
-    """Streams of this kind that hold items and whose parts are chosen, with their parts."""
-    each = ((stream, parts_of(kind, stream)) for stream in memory.streams())
+    """Streams of this kind that hold items, whose parts begin with `prefix` and are chosen, with their
+    parts."""
+    start = stream_of(kind, prefix)[:-1]  # without "]"; a quote in a part is escaped there
+    ends = (start + "]", start + ",") if prefix else start
+    each = ((s, parts_of(kind, s)) for s in memory.streams() if s.startswith(ends))
     return {stream: parts for stream, parts in each if parts is not None and chosen(parts)}
 
 
