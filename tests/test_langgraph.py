@@ -247,6 +247,24 @@ def test_pages_hold_each_item_once(store):
         assert len(scores) == (22 if "query" in how else 0)
 
 
+def test_a_filter_of_a_part_finds_what_stands_late(store):
+    for n in range(5):
+        store.put(("u",), str(n), {"a": {"n": n}})
+    assert keys(store.search(("u",), filter={"a": {"n": 4}}, limit=1)) == ["4"]
+
+
+def test_what_a_query_names_is_not_put_first(store, clock):
+    clock.now = 1e9
+    for n in range(30):
+        clock.now += 3600 * 4
+        store.put(("u",), str(n), {"text": f"text {n}"})
+    scores = [item.score for item in store.search(("u",), query="What was yesterday?", limit=30)]
+    assert scores == sorted(scores, reverse=True)
+    for top in (1, 3):  # nor does it take the place of what is nearer
+        found = store.search(("u",), query="What was yesterday?", limit=top)
+        assert [item.score for item in found] == pytest.approx(scores[:top], abs=1e-6)
+
+
 def test_comparisons(store):
     for n, value in enumerate([1, 2.5, 4, "3", None, True]):
         store.put(("u",), str(n), {"v": value})
@@ -505,12 +523,25 @@ def test_arguments():
 # -- many streams as one ----------------------------------------------------------------------------------
 
 
+def test_nearest_looks_into_all_atoms():
+    with AgentMemory(Hashed(), tau=0.3) as memory:
+        memory.add([f"text {n}" for n in range(300)], "a")
+        assert 5 < memory.counts()["a"].atoms < 30
+        for query in map(str, range(10)):
+            whole = memory.search(query, "a", top_k=300, top_atoms=300, addressing=False)
+            found = nearest(memory, query, ["a"], 2)
+            assert [hit.id for hit in found] == [hit.id for hit in whole[:2]]
+
+
 @CALM
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.text(string.ascii_lowercase, min_size=1, max_size=3)), max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.text(string.ascii_lowercase, min_size=1, max_size=3)),
+        max_size=40,
+    ),
     st.integers(0, 12),
     st.integers(1, 4),
-)  # fmt: skip
+)
 def test_nearest_of_many_streams(added, most, each):
     with AgentMemory(Hashed(), tau=0.5) as memory:
         for stream, text in added:

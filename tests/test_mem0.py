@@ -101,6 +101,17 @@ def test_shapes(memory, below):
     )
 
 
+def test_ids_are_compared_whole_and_runs_keep_their_order(memory):
+    for n in range(6):
+        memory.add(f"text {n}", user_id="u", agent_id="g" if n < 4 else "g2", run_id=f"r{n % 2}")
+    memory.add("another", user_id="u2", agent_id="g", run_id="r")
+    assert told(memory.get_all(user_id="u")) == [f"text {n}" for n in range(6)]
+    assert told(memory.get_all(user_id="u", top_k=3)) == ["text 0", "text 1", "text 2"]
+    assert told(memory.get_all(user_id="u", agent_id="g")) == [f"text {n}" for n in range(4)]
+    assert told(memory.get_all(run_id="r")) == ["another"]
+    assert told(memory.get_all(user_id="u", run_id="r1")) == ["text 1", "text 3", "text 5"]
+
+
 def test_changing_one(memory, below):
     (one,) = memory.add("old", user_id="u", metadata={"a": 1, "b": 2})["results"]
     assert memory.update(one["id"], "new", {"b": None, "c": 3}) == {

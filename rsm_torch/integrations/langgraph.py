@@ -194,7 +194,7 @@ class RSMStore(BaseStore):
                     break
                 most = need - len(found) if fits is ANY else None
                 each = self.memory.get_all(stream, where=listed, limit=most)
-                found += [item for item in each if _ours(item) and fits(item.metadata)]
+                found += [item for item in each if fits(item.metadata)]
             found = found[op.offset : need]
             self._refresh(found, op.refresh_ttl)
             return [SearchItem(**_item(one), score=getattr(one, "score", None)) for one in found]

@@ -42,9 +42,10 @@ def streams_under(
 ) -> dict[str, Parts]:
     """Streams of this kind that hold items, whose parts begin with `prefix` and are chosen, with their
     parts."""
-    start = stream_of(kind, prefix)[:-1]  # without "]"; a quote in a part is escaped there
-    ends = (start + "]", start + ",") if prefix else start
-    each = ((s, parts_of(kind, s)) for s in memory.streams() if s.startswith(ends))
+    start = stream_of(kind, prefix)[
+        :-1
+    ]  # without "]": its last quote ends a part, others are escaped
+    each = ((s, parts_of(kind, s)) for s in memory.streams() if s.startswith(start))
     return {stream: parts for stream, parts in each if parts is not None and chosen(parts)}
 
 
