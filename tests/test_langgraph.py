@@ -265,6 +265,16 @@ def test_what_a_query_names_is_not_put_first(store, clock):
         assert [item.score for item in found] == pytest.approx(scores[:top], abs=1e-6)
 
 
+def test_the_largest_page(store):
+    for n in range(9):
+        store.put(("u",), str(n), {"n": n})
+    for how in ({"query": "x"}, {"query": "x", "filter": {"n": [3]}}, {}):
+        assert store.search(("u",), limit=2**24, offset=2**24, **how) == []
+    assert len(store.search(("u",), query="x", limit=2**24)) == 9
+    with pytest.raises(ValueError, match="limit: expected 0 to 16777216"):
+        store.search(("u",), limit=2**24 + 1)
+
+
 def test_comparisons(store):
     for n, value in enumerate([1, 2.5, 4, "3", None, True]):
         store.put(("u",), str(n), {"v": value})

@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 from rsm_torch.hits import Hit
-from rsm_torch.integrations.streams import Parts, nearest, parts_of, stream_of, streams_under
+from rsm_torch.integrations.streams import MOST, Parts, nearest, parts_of, stream_of, streams_under
 from rsm_torch.text import AgentMemory
 from rsm_torch.text.items import (
     ORDERED,
@@ -48,7 +48,6 @@ KIND = "langgraph:"
 UNINDEXED = "(not indexed)"  # the text of items that queries do not find
 FIELD = "."  # before the names of a value's fields in metadata; none of the names below has it
 TTL, WRITTEN, HIDDEN = "ttl", "written", "unindexed"
-MOST = 2**31  # items of a page
 COMPARISONS = ("$eq", "$ne", *ORDERED)
 
 Fits = Callable[[Mapping[str, Any]], bool]
@@ -294,8 +293,8 @@ def _check_page(limit: int, offset: int) -> None:
     for name, value in (("limit", limit), ("offset", offset)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name}: expected an int, got {value!r:.40}")
-        if not 0 <= value < MOST:
-            raise ValueError(f"{name}: expected 0 to {MOST - 1}, got {value}")
+        if not 0 <= value <= MOST:
+            raise ValueError(f"{name}: expected 0 to {MOST}, got {value}")
 
 
 def _paths(paths: Sequence[str], name: str) -> list[Any]:

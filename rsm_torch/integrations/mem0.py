@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rsm_torch.hits import Hit
-from rsm_torch.integrations.streams import Parts, nearest, parts_of, stream_of, streams_under
+from rsm_torch.integrations.streams import MOST, Parts, nearest, parts_of, stream_of, streams_under
 from rsm_torch.text import AgentMemory, Item, from_messages
 from rsm_torch.text.items import StoredItem, Texts, read_callable, read_metadata, read_stream
 
@@ -17,7 +17,6 @@ KIND = "mem0:"
 SCOPES = ("user_id", "agent_id", "run_id")
 IDENTITY = (*SCOPES, "actor_id")  # what metadata cannot set
 COMPARISONS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin")
-MOST = 2**31  # results of a call
 
 Results = dict[str, list[dict[str, Any]]]
 
@@ -243,8 +242,8 @@ def _check_identity(metadata: Mapping[str, Any]) -> None:
 def _check_count(top_k: int) -> None:
     if isinstance(top_k, bool) or not isinstance(top_k, int):
         raise TypeError(f"top_k: expected an int, got {top_k!r:.40}")
-    if not 0 <= top_k < MOST:
-        raise ValueError(f"top_k: expected 0 to {MOST - 1}, got {top_k}")
+    if not 0 <= top_k <= MOST:
+        raise ValueError(f"top_k: expected 0 to {MOST}, got {top_k}")
 
 
 def _message(item: Item) -> Item:

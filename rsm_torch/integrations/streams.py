@@ -11,6 +11,7 @@ from rsm_torch.text import AgentMemory
 from rsm_torch.text.index import ALL_ATOMS
 
 Parts = tuple[str, ...]
+MOST = 2**24  # items that a search returns
 
 
 def stream_of(kind: str, parts: Iterable[str]) -> str:
@@ -66,7 +67,7 @@ def nearest(
     cosines. Of what `keep` refuses, more is read until there is enough.
     """
     found: list[Hit] = []
-    open_, top_k = list(streams), most
+    open_, top_k = list(streams), min(most, MOST)
     while open_ and most > 0:
         each = memory.search_many(
             [query] * len(open_), open_, top_k, ALL_ATOMS,
@@ -75,9 +76,9 @@ def nearest(
         going_on = []
         for stream, hits in zip(open_, each, strict=True):
             kept = [hit for hit in hits if keep(hit)]
-            if len(kept) < most and len(hits) == top_k:
+            if len(kept) < most and len(hits) == top_k < MOST:
                 going_on.append(stream)
             else:
                 found += kept[:most]
-        open_, top_k = going_on, 4 * top_k
+        open_, top_k = going_on, min(4 * top_k, MOST)
     return sorted(found, key=lambda hit: (-hit.score, int(hit.id)))[:most]
