@@ -448,7 +448,7 @@ def test_a_refresh_does_not_meet_another_value(store, memory, clock, monkeypatch
     update, threads = memory.update, []
 
     def late(*args, **how):
-        threads.append(threading.Thread(target=store.put, args=(("u",), "k", {"n": 2})))
+        threads.append(threading.Thread(target=RSMStore(memory).put, args=(("u",), "k", {"n": 2})))
         threads[0].start()
         threads[0].join(0.2)  # it waits for the refresh to end
         update(*args, **how)

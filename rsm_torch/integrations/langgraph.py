@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 try:
     from langgraph.store.base import (
@@ -50,6 +51,8 @@ FIELD = "."  # before the names of a value's fields in metadata; none of the nam
 TTL, WRITTEN, HIDDEN = "ttl", "written", "unindexed"
 COMPARISONS = ("$eq", "$ne", *ORDERED)
 
+# Of each memory: a refresh must not meet another value than it read.
+WRITING: WeakKeyDictionary[AgentMemory, threading.Lock] = WeakKeyDictionary()
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
@@ -112,7 +115,7 @@ class RSMStore(BaseStore):
             )
         self.memory, self.ttl_config = memory, ttl
         self._fields = _paths(fields, "fields")
-        self._writing = threading.Lock()  # a refresh must not meet another value than it read
+        self._writing = WRITING.setdefault(memory, threading.Lock())
 
     # -- LangGraph's verbs --------------------------------------------------------------------------
 
