@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import string
 import threading
 
@@ -335,6 +336,14 @@ def test_dates(store, clock):
     item = store.get(("u",), "k")
     assert (item.created_at.timestamp(), item.updated_at.timestamp()) == (1000, 1050)
     assert item.updated_at.tzinfo is not None
+
+
+def test_nothing_is_changed_before_it_is_there():
+    ticks = itertools.count(1000.0)
+    with AgentMemory(Hashed(), tau=0.5, clock=lambda: next(ticks)) as memory:
+        RSMStore(memory).put(("u",), "k", {})
+        item = RSMStore(memory).get(("u",), "k")
+        assert item.created_at == item.updated_at
 
 
 def test_what_is_embedded(memory):

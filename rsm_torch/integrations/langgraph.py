@@ -366,11 +366,12 @@ def _ours(one: Hit | StoredItem) -> bool:
 def _item(one: Hit | StoredItem) -> dict[str, Any]:
     """The arguments of an `Item`."""
     assert one.key is not None
-    created, written = one.created, one.metadata[WRITTEN]
+    written = one.metadata[WRITTEN]  # a moment before the memory notes when it came
+    created = written if one.created is None else one.created
     return {
         "namespace": parts_of(KIND, one.stream),
         "key": json.loads(one.key),
         "value": {n.removeprefix(FIELD): v for n, v in one.metadata.items() if n[:1] == FIELD},
-        "created_at": datetime.fromtimestamp(written if created is None else created, UTC),
-        "updated_at": datetime.fromtimestamp(written, UTC),
+        "created_at": datetime.fromtimestamp(created, UTC),
+        "updated_at": datetime.fromtimestamp(max(written, created), UTC),
     }
