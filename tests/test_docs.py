@@ -25,6 +25,18 @@ memory = AgentMemory(Hashed())
 messages = [{"role": "user", "content": "Book seat 14C."}]
 """
     },
+    "integrations.md": {
+        0: """
+from rsm_torch import AgentMemory
+from cli_support import Words  # an embedder that needs no weights
+memory = AgentMemory(Words())
+""",
+        3: """
+import importlib.util, sys
+if importlib.util.find_spec("llama_index") is None:  # too large to install for this alone
+    sys.exit()
+""",
+    },
     "hidden-memory.md": {
         4: """
 from test_hidden_served import sglang_answer, vllm_file, vllm_output

@@ -1,4 +1,4 @@
-"""The command line: `rsm demo | context | calibrate | inspect`."""
+"""The command line: `rsm demo | context | calibrate | inspect | mcp`."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from rsm_torch.cli.demo import demo
 from rsm_torch.cli.eval import evaluate
 from rsm_torch.cli.experiment import experiment
 from rsm_torch.cli.inspect import inspect
+from rsm_torch.cli.mcp import mcp
 from rsm_torch.cli.report import report
 
 app = typer.Typer(
@@ -48,7 +49,7 @@ app.command(
         "allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": [],
     }
 )(demo)  # fmt: skip
-for command in (context, calibrate, inspect, report):
+for command in (context, calibrate, inspect, report, mcp):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
