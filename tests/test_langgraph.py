@@ -130,11 +130,16 @@ LABELS = st.sampled_from(["a", "b", "c"])
 PLACES = st.lists(LABELS, min_size=1, max_size=3).map(tuple)
 FIELDS = st.sampled_from(["x", "y", "step", "session", "role", "ttl", "written", "unindexed", "$z"])
 SCALARS = st.one_of(st.none(), st.integers(-2, 2), st.sampled_from(["", "p", "q"]))
-VALUES = st.recursive(
+SHALLOW = st.one_of(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("uv"), inner, max_size=2),
-    max_leaves=4,
-)  # fmt: skip
+    st.lists(SCALARS, max_size=2),
+    st.dictionaries(st.sampled_from("uv"), SCALARS, max_size=2),
+)
+VALUES = st.one_of(
+    SHALLOW,
+    st.lists(SHALLOW, max_size=2),
+    st.dictionaries(st.sampled_from("uv"), SHALLOW, max_size=2),
+)
 ITEMS = st.builds(
     lambda text, rest: rest if text is None else {**rest, "text": text},
     st.one_of(st.none(), st.text(string.ascii_lowercase, min_size=3, max_size=5)),
