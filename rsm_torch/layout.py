@@ -2,7 +2,7 @@
 
 The format of a context, in which no text and no name can make a line of the packer's:
 
-- Lines end with "\\n" alone; every other line break in a text becomes one (`BREAK`).
+- Lines end with "\\n" alone; every other line break in a text (`str.splitlines`) becomes one.
 - A line that is empty or begins with a space goes on with the text of the item above it, behind
   that space. All other lines are the packer's.
 - `[session 3, step 72, 2023-05-08 13:56, user] text` begins an item, and so does `- text`, of which
@@ -32,7 +32,6 @@ TimeKey = tuple[float, int, int, int]
 COUNTER_BELOW = 1e8  # March 1973: smaller times are an agent's own counter, not a date
 GAP_SECONDS = 3600.0
 
-BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 SESSION = re.compile(r"(?!.*\b(?i:session|step)\b)[^\W_][\w.:/@+'-]*(?: [\w.:/@+'-]+)*")
 ROLE = re.compile(rf"(?=\D){SESSION.pattern}")  # no date
 
@@ -115,8 +114,11 @@ def label(hit: Hit, times: int = 1) -> str:
 
 def shown(text: str) -> str:
     """A text as it stands behind a label: further lines behind a space, unless they are empty."""
-    first, *rest = BREAK.split(well_formed(text))
-    return "\n".join([first, *(f" {line}" if line else "" for line in rest)])
+    lines = f"{well_formed(text)}.".splitlines()  # the stop: a break at the end begins a line, too
+    lines[-1] = lines[-1][:-1]
+    if len(lines) == 1:
+        return lines[0]
+    return "\n".join([lines[0], *(f" {line}" if line else "" for line in lines[1:])])
 
 
 def without_chat_marks(hit: Hit) -> Hit:

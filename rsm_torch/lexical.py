@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -348,6 +348,73 @@ class WordIndex:
         self._word.extend(word[edges[-1] :])
         self._place.extend(place[edges[-1] :])
         self._count.extend(count[edges[-1] :])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `of_arrays` makes the same index of, in the smallest types. Nothing may be removed since
+        `renumber`, so that no word of what was is in it."""
+        blocks = [
+            *self._blocks,
+            Block.of(self._word.values, self._place.values, self._count.values),
+        ]
+        place = [block.place - at * BLOCK for at, block in enumerate(blocks)]
+        count = np.concatenate([block.count for block in blocks])
+        small = np.uint8 if count.max(initial=0) < 256 else np.uint32
+        text = "\n".join(self._number).encode("utf-8", "surrogatepass")
+        return {
+            "vocabulary": np.frombuffer(text, np.uint8),
+            "words": np.concatenate([block.words for block in blocks]).astype(np.uint32),
+            "words_of_block": np.array([len(block.words) for block in blocks], np.uint32),
+            "postings": np.concatenate([np.diff(block.start) for block in blocks]).astype(
+                np.uint32
+            ),
+            "place": np.concatenate(place).astype(np.uint16),
+            "count": count.astype(small),
+        }
+
+    @classmethod
+    def of_arrays(cls, given: Mapping[str, np.ndarray], places: int) -> WordIndex:
+        """The index of so many texts. ValueError: `arrays` gave no such arrays."""
+        text = given["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
+        names = text.split("\n") if text else []
+        word, each = given["words"].astype(np.int32), given["postings"].astype(np.int64)
+        edges = np.append(0, given["words_of_block"].astype(np.int64).cumsum())
+        start = np.append(0, each.cumsum())
+        count = given["count"].astype(np.int32)
+        fits = (
+            len(edges) == places // BLOCK + 2
+            and edges[-1] == len(word) == len(each)
+            and start[-1] == len(count) == len(given["place"])
+            and (count > 0).all()
+            and ((word >= 0) & (word < len(names))).all()
+            and len(set(names)) == len(names)
+        )
+        if not fits:
+            raise ValueError("words: their parts do not fit")
+        own = cls()
+        own._number = {name: number for number, name in enumerate(names)}
+        own._sorted, own._live = places // BLOCK * BLOCK, places
+        parts = []
+        for at, (low, high) in enumerate(pairwise(edges.tolist())):
+            own_places = given["place"][start[low] : start[high]].astype(np.int32) + at * BLOCK
+            most = min(places, (at + 1) * BLOCK)
+            if (np.diff(word[low:high]) <= 0).any() or (own_places >= most).any():
+                raise ValueError("words: a block is not sorted, or of more texts than there are")
+            counts = count[start[low] : start[high]]
+            parts.append(
+                Block(word[low:high], start[low : high + 1] - start[low], own_places, counts)
+            )
+        own._texts_with.extend(np.bincount(word, each, len(names)))
+        length = np.zeros(places)
+        for block in parts:
+            length += np.bincount(block.place, block.count, places)
+        own._length.extend(length)
+        last = parts.pop()
+        own._blocks = parts
+        order = np.argsort(last.place, kind="stable")
+        own._word.extend(last.each()[order])
+        own._place.extend(last.place[order])
+        own._count.extend(last.count[order])
+        return own
 
     def scores(self, query: Sequence[str]) -> np.ndarray:
         """[places] float32 for the words of a query, 0 for texts that share none with it."""

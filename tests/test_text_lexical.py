@@ -12,7 +12,7 @@ from text_support import Clock, Hashed, Placed, texts, words
 from rsm_torch import AgentMemory, Item
 from rsm_torch.lexical import LexicalIndex, fuse, searchable
 from rsm_torch.lexical import words as split
-from rsm_torch.text import index
+from rsm_torch.text import synced
 from rsm_torch.text.ranking import COVERED, reading_order, word_weight
 
 DOCS = [
@@ -292,7 +292,7 @@ def test_top_atoms_limits_the_embeddings_alone():
 
 
 def test_more_streams_than_are_cached(placed, monkeypatch):
-    monkeypatch.setattr(index, "MOST", 20)
+    monkeypatch.setattr(synced, "MOST", 20)
     for n in range(15):
         placed.add([f"0.5 word{n}", "0.9 other"], f"s{n}")
         placed.search(f"1 word{n}", f"s{n}", lexical=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+import sys
 import time
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
@@ -247,3 +250,71 @@ def test_a_long_text_is_read_quickly():
     mentions("1-" * 10_000, NOW)
     mentions("last " * 5_000, NOW)
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_queries_that_name_nothing_are_seen_at_once(monkeypatch, seed):
+    chance, plain = random.Random(seed), re.compile("")
+    some = [
+        "step",
+        "turn",
+        "5",
+        "3rd",
+        "session",
+        "last",
+        "the",
+        "past",
+        "this",
+        "first",
+        "latest",
+        "may",
+        "March",
+        "jan",
+        "Sept",
+        "of",
+        "in",
+        "on",
+        "at",
+        "to",
+        "yesterday",
+        "today",
+        "tomorrow",
+        "tonight",
+        "night",
+        "morning",
+        "ago",
+        "a",
+        "one",
+        "two",
+        "week",
+        "weekend",
+        "month",
+        "year",
+        "hour",
+        "minute",
+        "day",
+        "Monday",
+        "friday",
+        "between",
+        "and",
+        "after",
+        "before",
+        "since",
+        "café",
+        "2023",
+        "2023-05-08",
+        "5/8/2025",
+        "what",
+        "did",
+        "was",
+        "I",
+        "say",
+        "ſession",
+        "ſtep",
+    ]
+    for _ in range(200):
+        query = " ".join(chance.choices(some, k=chance.randrange(1, 6)))
+        found = mentions(query, 1.7e9)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules[Mentions.__module__], "SOMETHING", plain)
+            assert mentions(query, 1.7e9) == found, query

@@ -12,7 +12,7 @@ from rsm_torch import AgentMemory, Item, pack
 from rsm_torch import lexical as by_words
 from rsm_torch.config import RSMConfig
 from rsm_torch.lexical import LexicalIndex, WordIndex, searchable
-from rsm_torch.text import index
+from rsm_torch.text import index, store
 from rsm_torch.text.index import Read
 from rsm_torch.text.items import Key
 from rsm_torch.text.ranking import (
@@ -197,3 +197,30 @@ def test_a_context_looks_at_more_only_where_a_quarter_leaves_room(monkeypatch, l
     assert [hit.id for some in more for hit in some[:125]] == [hit.id for hit in first] * len(more)
     assert context == pack(asked[-1], 2000, words)
     assert (context.tokens > 2000 - 2000 / 32) == (length == 30)
+
+
+@pytest.mark.parametrize("most", [0, 900, 2**24])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_read_lately_is_what_the_store_holds(monkeypatch, seed, most):
+    monkeypatch.setattr(store, "MOST_CHARACTERS", most)
+    chance = random.Random(seed)
+    config = RSMConfig(16, tau=0.2, max_atoms=3, max_members=40)
+    with AgentMemory(Hashed(), config) as memory:
+        for turn in range(60):
+            memory.add(Item(f"text {turn}", metadata={"n": [turn]}), chance.choice("ab"))
+            stream = chance.choice(memory.streams())
+            some = memory.get_all(stream)
+            match chance.choice("ududd---"):
+                case "u":
+                    memory.update(chance.choice(some).id, metadata={"more": turn})
+                case "d" if len(some) > 1:
+                    memory.delete(chance.choice(some).id)
+            for stream in memory.streams():
+                stored = {item.id: item for item in memory.get_all(stream)}
+                hits = memory.search("text 3", stream, top_k=100)
+                assert len(hits) == len(stored)
+                for hit in hits:
+                    item = stored[hit.id]
+                    for name in ("text", "stream", "atom", "time", "step", "metadata"):
+                        assert getattr(hit, name) == getattr(item, name)
+                    hit.metadata["n"].append("changed by whoever asked")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from text_support import Hashed, partition, state_of, words
+from safetensors.torch import load, save
+from text_support import Clock, Hashed, partition, state_of, words
 
+from rsm_torch import lexical
 from rsm_torch.config import RSMConfig
-from rsm_torch.text import AgentMemory
+from rsm_torch.text import AgentMemory, Item, index, synced
 from rsm_torch.text import store as stores
 
 
@@ -262,3 +266,152 @@ def test_an_interrupt_while_a_stream_is_loaded_is_mended_by_the_next_verb(path, 
             memory.search("x", "b")
         monkeypatch.undo()
         assert everything(memory) == wanted
+
+
+# -- what a context needs to know of the items of a long stream ------------------------------------
+
+
+@pytest.fixture
+def long(monkeypatch):
+    monkeypatch.setattr(synced, "LONG", 1)
+    monkeypatch.setattr(lexical, "BLOCK", 16)
+    monkeypatch.setattr(index, "SLACK", 4)
+
+
+class Near:
+    """Scores that are equal to those that differ in their last bits."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def __eq__(self, other):
+        return np.allclose(self.scores, other.scores, atol=1e-5, rtol=0)
+
+
+def shelf_of(memory, stream: str) -> tuple:
+    """What a shelf says of each item that is alive, and of some words."""
+    shelf = memory._state.shelves[memory._state.streams[stream]]
+    alive = shelf["alive"].nonzero()[0]
+    sessions = list(shelf.sessions)
+    columns = [
+        shelf[name][alive].tolist()
+        for name in ("chunk", "item", "length", "step", "time", "expires")
+    ]
+    named = [sessions[number] for number in shelf["session"][alive]]
+    asked = ["w0 w1", "w2 w2 w5 none", "step 3", "w7"]
+    # The last bits of a score depend on which block its text is in.
+    scores = [Near(shelf.words.scores(query.split())[alive]) for query in asked]
+    return repr(columns), named, scores, [shelf.words.most(query.split()) for query in asked]
+
+
+def read_anew(memory, stream: str) -> tuple:
+    """The same of a shelf that is made of the store alone."""
+    memory._state.shelves._held.clear()
+    keep, memory._state.shelves._kept = memory._state.shelves._kept, lambda _: None
+    found = shelf_of(memory, stream)
+    memory._state.shelves._kept = keep
+    memory._state.shelves._held.clear()
+    return found
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_file_keeps_of_items_is_what_they_are(tmp_path, seed):
+    chance, clock, path = random.Random(seed), Clock(), tmp_path / "m.db"
+    memory = AgentMemory(Hashed(), path=path, tau=0.4, clock=clock)
+
+    def item() -> Item:
+        text = " ".join(f"w{chance.randrange(9)}" for _ in range(chance.randrange(1, 12)))
+        session = chance.choice([None, 1, "1", "é", chance.randrange(30)])
+        return Item(text, chance.choice([None, chance.random()]), chance.choice([None, 3]), session)
+
+    restored = 0
+    for _ in range(40):
+        ids = [one.id for one in memory.get_all("s")]
+        match chance.choice("aaaadmutrrRkp"):
+            case "a":
+                some = [item() for _ in range(chance.choice([1, 5, 20]))]
+                memory.add(some, "s", ttl=chance.choice([None, None, 3]))
+            case "d" if ids:
+                for id in chance.sample(ids, chance.randrange(1, len(ids) + 1)):
+                    memory.delete(id)
+            case "m" if ids:
+                memory.update(chance.choice(ids), text="w1 w8")
+            case "u" if ids:
+                memory.update(chance.choice(ids), time=chance.random())
+            case "t":
+                clock.now += 1
+            case "p":
+                memory.purge()
+            case "r" | "R" as how:
+                if how == "r":
+                    memory.close()
+                else:  # as if it was killed
+                    memory._store.close()
+                memory = AgentMemory(Hashed(), path=path, clock=clock)
+            case "k":
+                memory.checkpoint()
+        known = memory._state.streams.get("s")
+        if known is not None and memory._store.holding():
+            restored += synced.restore_shelf(memory._store, known) is not None
+            assert shelf_of(memory, "s") == read_anew(memory, "s")
+            if chance.random() < 0.5:
+                shelf_of(memory, "s")  # from what the file keeps, to go on with
+    memory.close()
+    assert restored > 3
+
+
+@pytest.mark.usefixtures("long")
+def test_a_first_read_reads_no_item_to_know_its_words(path, monkeypatch):
+    with AgentMemory(Hashed(), path=path) as memory:
+        memory.add("more", "b")
+    read = []
+    good = stores.ItemStore.readable
+    monkeypatch.setattr(
+        stores.ItemStore,
+        "readable",
+        lambda self, *given: [read.append(found := good(self, *given)), found][1],
+    )
+    with AgentMemory(Hashed(), path=path) as memory:
+        assert memory.context("b SECRET 3", "b", 60, tokenizer=words).ids
+        assert [len(some) for some in read] == [0]
+        memory._store.close()
+
+
+SHELF_FAULTS = {
+    "another item": lambda t: t["item"].__setitem__(0, 77),
+    "another chunk": lambda t: t["chunk"].__setitem__(0, 0),
+    "other items": lambda t: t["marks"].add_(1),
+    "a session that is none": lambda t: t["session"].__setitem__(0, 9),
+    "a word that is none": lambda t: t.__setitem__("words", t["words"].long() + 100),
+    "a place that is none": lambda t: t.__setitem__("place", t["place"].long() + 100),
+    "no count": lambda t: t["count"].zero_(),
+    "fewer postings": lambda t: t.__setitem__("count", t["count"][1:].clone()),
+    "a missing part": lambda t: t.pop("place"),
+    "a shorter column": lambda t: t.__setitem__("time", t["time"][1:].clone()),
+    "a column of another kind": lambda t: t.__setitem__("length", t["length"].double()),
+    "sessions that are no JSON": lambda t: t["sessions"].zero_(),
+    "words that are no text": lambda t: t["vocabulary"].fill_(0xFF),
+}
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("fault", SHELF_FAULTS)
+def test_what_does_not_fit_is_read_anew(path, fault):
+    with AgentMemory(Hashed(), path=path) as memory:
+        memory.add("more", "b")
+        memory.checkpoint()
+        assert synced.restore_shelf(memory._store, 2) is not None
+        snapshot = memory._store.snapshot(2)
+        tensors = load(snapshot.body)
+        own = {name: tensors.pop(name) for name in list(tensors) if name.startswith(synced.SHELF)}
+        own = {name.removeprefix(synced.SHELF): tensor for name, tensor in own.items()}
+        SHELF_FAULTS[fault](own)
+        body = save(tensors | {synced.SHELF + name: tensor for name, tensor in own.items()})
+        with memory._store.transaction():
+            memory._store.put_snapshots({2: snapshot._replace(body=body)})
+        assert synced.restore_shelf(memory._store, 2) is None
+        found = memory.context("b SECRET 3", "b", 60, tokenizer=words)
+        memory._state.shelves._held.clear()
+        assert memory.context("b SECRET 3", "b", 60, tokenizer=words) == found
+        assert shelf_of(memory, "b") == read_anew(memory, "b")

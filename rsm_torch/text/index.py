@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -257,8 +259,8 @@ class StreamIndex:
             )
             found = zip(few, hits.ids.tolist(), hits.scores.tolist(), strict=True)
             for place, ids, scores in found:
-                pairs = zip(ids, scores, strict=True)
-                known = [(chunk, score) for chunk, score in pairs if chunk >= 0]
+                end = None if ids[-1] >= 0 else ids.index(-1)
+                known = [*zip(ids, scores, strict=True)][:end]
                 out[place] = self._again(q[place], known, read, full)[: read.top_k]
             held = self.tensors.counts(rows).members.tolist()
             few = [
@@ -392,7 +394,6 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 # -- shelves: columns of items ---------------------------------------------------------------------
 
-MOST = 2**21  # items of the streams that are kept; about 600 bytes each
 SLACK = 64  # items that may be gone before there are as many as are left
 
 
@@ -407,22 +408,23 @@ class Shelf:
     }  # fmt: skip
 
     def __init__(self) -> None:
-        self._columns = {name: Grown(kind) for name, kind in self.COLUMNS.items()}
-        self._number: dict[int | str | None, int] = {}  # of each session
+        self.columns = {name: Grown(kind) for name, kind in self.COLUMNS.items()}
+        self.sessions: dict[int | str | None, int] = {}  # of each session
         self.words = WordIndex()
-        self._parts, self._firsts = Grown(np.int64), Grown(np.int64)  # chunks of long items
+        self.parts, self.firsts = Grown(np.int64), Grown(np.int64)  # chunks of long items
         self.last = 0  # chunk that was read
         self.stale: set[int] = set()  # chunks whose items changed
-        self._soonest, self._now = np.inf, -np.inf
+        # When something expires next, and when that was seen.
+        self.soonest, self.now = np.inf, -np.inf
 
     def __len__(self) -> int:
-        return self._columns["chunk"].size
+        return self.columns["chunk"].size
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A column [places]: `chunk` and `item` ids; `length` in characters; `session` numbers, of
         which equal ones are one session; `step`, `time` and `created`, NaN where there is none;
         `expires`, infinite if never; `alive`."""
-        return self._columns[name].values
+        return self.columns[name].values
 
     def catch_up(self, store: ItemStore, stream: int) -> None:
         """Take in what was added to the stream or changed, and let go of what has expired."""
@@ -433,25 +435,21 @@ class Shelf:
             self["time"][place] = np.nan if one.time is None else one.time
             self["expires"][place] = np.inf if one.expires is None else one.expires
         if fresh:
-            parts = store.later_parts(stream, max([self.last, *self._parts.values[-1:].tolist()]))
-            self._parts.extend([part for part, _ in parts])
-            self._firsts.extend([first for _, first in parts])
+            parts = store.later_parts(stream, max([self.last, *self.parts.values[-1:].tolist()]))
+            self.parts.extend([part for part, _ in parts])
+            self.firsts.extend([first for _, first in parts])
             self._add(fresh)
         now = store.clock()
         if found or self.stale:
-            self._soonest = self["expires"][self["alive"]].min(initial=np.inf)
+            self.soonest = self["expires"][self["alive"]].min(initial=np.inf)
         self.stale.clear()
-        if self._soonest <= now:
+        if self.soonest <= now:
             self._remove(np.flatnonzero(self["alive"] & (self["expires"] <= now)))
-            self._soonest = self["expires"][self["alive"]].min(initial=np.inf)
-        self._now = now
-
-    def fits(self, now: float) -> bool:
-        """Whether time went on since, so that what has expired stays so."""
-        return now >= self._now
+            self.soonest = self["expires"][self["alive"]].min(initial=np.inf)
+        self.now = now
 
     def _add(self, items: Sequence) -> None:
-        number = self._number
+        number = self.sessions
         values = {
             "chunk": [one.chunk for one in items],
             "item": [one.item for one in items],
@@ -463,7 +461,7 @@ class Shelf:
             "created": [np.nan if one.created is None else one.created for one in items],
             "alive": [True] * len(items),
         }
-        for name, column in self._columns.items():
+        for name, column in self.columns.items():
             column.extend(values[name])
         self.words.add(words(searchable(one)) for one in items)
         self.last = items[-1].chunk
@@ -477,13 +475,53 @@ class Shelf:
         self._remove(at[(self["chunk"][at] == asked) & self["alive"][at]])
         dead = len(self) - int(self["alive"].sum())
         if dead > SLACK and 2 * dead > len(self):
-            kept = self["alive"].copy()
-            self.words.renumber(kept)
-            for column in self._columns.values():
-                column.keep(kept)
-            held = np.isin(self._firsts.values, self["chunk"])
-            self._parts.keep(held)
-            self._firsts.keep(held)
+            self.compact()
+
+    def compact(self) -> None:
+        """Let go of all that is not alive, names of its sessions and its words included."""
+        kept = self["alive"].copy()
+        self.words.renumber(kept)
+        for column in self.columns.values():
+            column.keep(kept)
+        held = np.isin(self.firsts.values, self["chunk"])
+        self.parts.keep(held)
+        self.firsts.keep(held)
+        known, session = list(self.sessions), self["session"]
+        used = np.unique(session)
+        session[:] = used.searchsorted(session)
+        self.sessions = {known[old]: new for new, old in enumerate(used.tolist())}
+
+    @classmethod
+    def of_arrays(cls, given: Mapping[str, np.ndarray]) -> Shelf:
+        """The shelf of its columns but `alive`, `now`, `parts`, `firsts`, `sessions` as JSON in UTF-8 and
+        `WordIndex.arrays`. ValueError, KeyError: they are not those of a shelf."""
+        shelf, many = cls(), len(given["chunk"])
+        for name, column in shelf.columns.items():
+            values = np.ones(many, bool) if name == "alive" else given[name]
+            if values.shape != (many,) or values.dtype != cls.COLUMNS[name]:
+                raise ValueError(f"{name}: of another kind or length")
+            column.extend(values)
+        sessions = json.loads(given["sessions"].tobytes())
+        shelf.sessions = {session: number for number, session in enumerate(sessions)}
+        number = shelf["session"]
+        if len(shelf.sessions) < len(sessions) or not {*map(type, sessions)} <= {
+            int,
+            str,
+            NoneType,
+        }:
+            raise ValueError("sessions: not distinct names and numbers")
+        if ((number < 0) | (number >= len(sessions))).any() or (shelf["length"] < 0).any():
+            raise ValueError("session, length: out of range")
+        if (np.diff(shelf["chunk"]) <= 0).any() or (np.diff(given["parts"]) <= 0).any():
+            raise ValueError("chunk, parts: not rising")
+        if given["parts"].shape != given["firsts"].shape:
+            raise ValueError("parts, firsts: of unlike length")
+        shelf.parts.extend(given["parts"])
+        shelf.firsts.extend(given["firsts"])
+        shelf.words = WordIndex.of_arrays(given, many)
+        shelf.last = int(shelf["chunk"].max(initial=0))
+        shelf.now, shelf.soonest = float(given["now"][0]), shelf["expires"].min(initial=np.inf)
+        return shelf
 
     def _remove(self, places: np.ndarray) -> None:
         if len(places):
@@ -492,11 +530,11 @@ class Shelf:
 
     def first_chunks(self, chunks: np.ndarray) -> np.ndarray:
         """[n] the first chunk of the item of each of these."""
-        parts = self._parts.values
+        parts = self.parts.values
         if not len(parts):
             return chunks
         at = np.minimum(np.searchsorted(parts, chunks), len(parts) - 1)
-        return np.where(parts[at] == chunks, self._firsts.values[at], chunks)
+        return np.where(parts[at] == chunks, self.firsts.values[at], chunks)
 
     def near(self, ids: np.ndarray, scores: np.ndarray, places: np.ndarray) -> np.ndarray:
         """[n] the score of items at these places, each that of its best part.
@@ -505,14 +543,14 @@ class Shelf:
             ids, scores: [N] of chunks, rising.
         """
         first = scores[np.searchsorted(ids, self["chunk"][places])]
-        firsts = self._firsts.values
+        firsts = self.firsts.values
         if not len(firsts):
             return first
         best = np.full(len(self), -np.inf, np.float32)
         best[places] = first
         at = np.minimum(np.searchsorted(self["chunk"], firsts), len(self) - 1)
         held = (self["chunk"][at] == firsts) & (best[at] > -np.inf)
-        parts = self._parts.values[held]
+        parts = self.parts.values[held]
         np.maximum.at(best, at[held], scores[np.searchsorted(ids, parts)])
         return best[places]
 
@@ -524,7 +562,7 @@ class Shelf:
         if not address:
             return None, None
         numbers, first = np.unique(self["session"][places], return_index=True)
-        numbers, known = numbers[first.argsort()], list(self._number)
+        numbers, known = numbers[first.argsort()], list(self.sessions)
         sessions = np.zeros(len(known), np.int8)
         sessions[numbers] = address.session_ranks([known[number] for number in numbers])
         step, session, time = (self[name][places] for name in ("step", "session", "time"))
@@ -538,36 +576,6 @@ class Shelf:
         thing = np.where(np.isnan(step), thing, step) if address.steps else thing
         things = np.unique(thing, return_inverse=True)[1]
         return np.where(ranks < 0, UNNAMED, ranks), things
-
-
-class Shelves:
-    """The shelves of the streams that were last read, as the store has them."""
-
-    def __init__(self, store: ItemStore):
-        self._store = store
-        self._held: dict[int, Shelf] = {}
-
-    def __getitem__(self, stream: int) -> Shelf:
-        shelf = self._held.pop(stream, None)
-        if shelf is None or not shelf.fits(self._store.clock()):
-            shelf = Shelf()
-        shelf.catch_up(self._store, stream)
-        self._held[stream] = shelf  # only now: an interrupt leaves none that is half read
-        while len(self._held) > 1 and sum(map(len, self._held.values())) > MOST:
-            del self._held[next(iter(self._held))]
-        return shelf
-
-    def remove(self, streams: Iterable[int], chunks: Sequence[int]) -> None:
-        """Chunks of any of these streams that were deleted."""
-        for stream in streams:
-            if (shelf := self._held.pop(stream, None)) is not None:
-                shelf.remove(chunks)
-                self._held[stream] = shelf
-
-    def change(self, stream: int, chunk: int) -> None:
-        """The item of a chunk has other fields now."""
-        if (shelf := self._held.get(stream)) is not None and chunk <= shelf.last:
-            shelf.stale.add(chunk)
 
 
 def candidates(

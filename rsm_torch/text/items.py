@@ -15,8 +15,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rsm_torch.hits import Hit
-
 Time = float | int | str | datetime | date
 FIRST_SECOND, LAST_SECOND = -62_135_596_800.0, 253_402_300_800.0  # of the years 1 to 9999
 
@@ -61,13 +59,6 @@ class StoredItem:
     key: str | None = None
     created: float | None = None
     updated: float | None = None
-
-    def scored(self, score: float) -> Hit:
-        """The same as a search result."""
-        return Hit(
-            self.id, self.text, self.stream, score, self.atom, self.time, self.step,
-            self.session, self.role, self.metadata, self.key, self.created, self.updated,
-        )  # fmt: skip
 
 
 class Key(NamedTuple):

@@ -656,8 +656,8 @@ class AgentMemory:
             tokenizer: the reader's; None: that of the memory, else the embedder's. The budget is as
                 hard as its counts.
             top_k: most items to consider; None: one for every four tokens of the budget, at least
-                20. Of more than 250, the first quarter is packed by itself, and the others are only
-                looked at if it leaves 1/32 of the budget or more, or there is a `rerank`.
+                20. Of more than 250, and without `rerank`, the first quarter is packed by itself, and
+                the others are only looked at if it leaves 1/32 of the budget or more.
             top_atoms: by embedding, the items of so many atoms rank before all others; None: no
                 atom before another.
             atom_score, chunk_score, addressing, where, before, after, exclude_session, min_score, now,
@@ -745,17 +745,16 @@ class AgentMemory:
             by, q = self._embed_queries(words[len(contexts) :])
             for place, one in enumerate(q.unbind(), len(contexts)):
                 found: Context | None = None
-                for most in [top_k] if rerank is not None else portions(top_k):
+                for most in portions(top_k) if rerank is None else [top_k]:
                     hits = self._admitted(by, words[place], streams[place], one, asked, most)
-                    if hits is None:
+                    if hits is None:  # there is another embedder now
                         found = None
-                        break  # there is another embedder now
-                    looked = len(hits)
+                        break
                     if rerank is not None:
                         hits = reranked(rerank, words[place], hits)
-                    hits, repeated = once(hits)
-                    found = pack(hits, repeated=repeated)
-                    if looked < most or is_full(found.tokens, max_tokens):
+                    different, repeated = once(hits)
+                    found = pack(different, repeated=repeated)
+                    if len(hits) < most or is_full(found.tokens, max_tokens):
                         break
                 if found is None:
                     break
@@ -843,16 +842,17 @@ class AgentMemory:
             return None
         now, read = self._clock(), asked.reads[0]
         pairs: list[list[tuple[int, float]]] = [[] for _ in words]
-        alike: list[
-            dict[int, int]
-        ] = []  # queries of different streams that the tensors take at once
+        # Queries of different streams, which the tensors take at once.
+        alike: list[dict[int, int]] = []
         known = self._read_all(streams)
-        self._state.touch({stream for stream in known if stream is not None})
+        some_known = [stream for stream in known if stream is not None]
+        self._state.touch(set(some_known))
+        plain = self._store.plain(some_known) if asked.plain else set()
         for place, stream in enumerate(known):
             if stream is None:
                 continue
             address = asked.address(words[place], now)
-            if not asked.plain or address or not self._store.plain(stream):
+            if address or stream not in plain:
                 some = read.top_atoms is not None or asked.plain
                 found = self._candidates(words[place], stream, q[place], asked, address, some)
                 width = asked.rule.around
@@ -868,8 +868,7 @@ class AgentMemory:
             least = -math.inf if asked.least is None else asked.least
             for place, hits in zip(places, each, strict=True):
                 pairs[place] = [(chunk, score) for chunk, score in hits if score >= least]
-        items = self._store.by_chunk([chunk for some in pairs for chunk, _ in some])
-        return [[items[chunk].scored(score) for chunk, score in some] for some in pairs]
+        return self._store.hits(pairs)
 
     @locked
     def _admitted(
@@ -887,9 +886,8 @@ class AgentMemory:
         if found is None:
             return []
         places, scores = admission_order(found.items, asked.rule, most)
-        chunks = found.chunks[places].tolist()
-        items = self._store.by_chunk(chunks)
-        return [items[c].scored(s) for c, s in zip(chunks, scores.tolist(), strict=True)]
+        pairs = zip(found.chunks[places].tolist(), scores.tolist(), strict=True)
+        return self._store.hits([list(pairs)])[0]
 
     def _candidates(self, words: str, stream: int, *how: Any) -> Readable | None:
         state = self._state

@@ -483,6 +483,13 @@ SESSION_PLACE = re.compile(
 )
 
 
+# What a query in ASCII that names anything has in lower case, whichever form it takes. Most have none.
+SOMETHING = re.compile(
+    rf"\d|{'|'.join(MONTHS)}|day|tomorrow|night|morning|afternoon|evening|minute|hour|week|month|year|"
+    "session"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Mentions:
     """What a query names; false when it names nothing.
@@ -525,6 +532,9 @@ def mentions(query: str, now: Time | None = None, zone: str | tzinfo = "UTC") ->
     Raises:
         TypeError, ValueError: a `now` or a `zone` that is none.
     """
+    seconds, zone = utc_seconds(now, "now"), zone_of(zone)
+    if query.isascii() and SOMETHING.search(query.lower()) is None:
+        return Mentions()
     steps: list[Range] = []
     near: set[int] = set()
     for before, named in _series(query, STEP_NAMED, STEP_MORE):
@@ -545,7 +555,7 @@ def mentions(query: str, now: Time | None = None, zone: str | tzinfo = "UTC") ->
         tuple(dict.fromkeys(sessions)),
         frozenset(names),
         tuple(dict.fromkeys(_places(query))),
-        tuple(named_times(query, utc_seconds(now, "now"), zone_of(zone))),
+        tuple(named_times(query, seconds, zone)),
     )
 
 

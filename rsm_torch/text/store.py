@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rsm_torch.hits import Hit
 from rsm_torch.text.database import CHUNKS, ITEMS, Database, Transaction, checksum
 from rsm_torch.text.items import EVERYTHING, Count, Filter, Row, StoredItem, is_blank
 
 # -- reading: every row is checked against its checksum --------------------------------------------
 
 MANY = 500  # values in one IN (...)
+MOST_CHARACTERS, OVERHEAD = 2**24, 256  # of the texts of items that stay in RAM once they were read
 
 _JOINED = "FROM items JOIN chunks ON chunks.item = items.id"
 _FIRST = f"{_JOINED} AND chunks.part = 0"  # one row an item
@@ -112,6 +115,8 @@ class Lookup:
 
     clock: Callable[[], float]
     _db: Database
+    _lately_read: dict[int, tuple[Any, ...]]  # items as `_items` gives them, by chunk
+    _characters: int  # of those
 
     # -- finding ----------------------------------------------------------------------------
 
@@ -166,13 +171,21 @@ class Lookup:
             out.setdefault(stream, []).append(Found(item, chunk))
         return out
 
-    def plain(self, stream: int) -> bool:
-        """Whether the chunks of a stream are its live items: none has expired or has several parts."""
-        query = (
-            "SELECT NOT EXISTS (SELECT 1 FROM items WHERE stream = ?1 AND expires <= ?2) "
-            "AND NOT EXISTS (SELECT 1 FROM chunks WHERE stream = ?1 AND part > 0)"
+    def plain(self, streams: Sequence[int]) -> set[int]:
+        """Those of which the chunks are the live items: none has expired or has several parts."""
+        where = (
+            "NOT EXISTS (SELECT 1 FROM items WHERE stream = asked.id AND expires <= ?) "
+            "AND NOT EXISTS (SELECT 1 FROM chunks WHERE stream = asked.id AND part > 0)"
         )
-        return bool(self._db.one(query, (stream, self.clock()))[0])
+        return {
+            stream
+            for some in _batches(streams)
+            for (stream,) in self._db.rows(
+                f"WITH asked (id) AS (VALUES {','.join(['(?)'] * len(some))}) "
+                f"SELECT id FROM asked WHERE {where}",
+                (*some, self.clock()),
+            )
+        }
 
     def not_plain(self) -> list[int]:
         """Streams that are not `plain`."""
@@ -215,26 +228,62 @@ class Lookup:
 
     def item(self, id: int) -> StoredItem | None:
         found = self._items(f"items.id = ? AND part = 0 AND {_LIVE}", (id, self.clock()))
-        return next((item for _, item in found), None)
+        return next((self._stored(fields) for _, *fields in found), None)
 
     def by_chunk(self, chunks: Sequence[int]) -> dict[int, StoredItem]:
         """Items by any of their chunks, each with the atom of that."""
-        return {
-            chunk: item
-            for some in _batches(chunks)
-            for chunk, item in self._items(f"chunks.id IN ({_marks(some)})", some)
-        }
+        found = (self._items(f"chunks.id IN ({_marks(some)})", some) for some in _batches(chunks))
+        return {chunk: self._stored(fields) for some in found for chunk, *fields in some}
 
-    def _items(self, where: str, values: Sequence[Any]) -> Iterator[tuple[int, StoredItem]]:
+    def hits(self, searches: Sequence[Sequence[tuple[int, float]]]) -> list[list[Hit]]:
+        """The (chunk, score) pairs that several searches found as what they return."""
+        known = self._lately_read
+        missing = list({chunk for found in searches for chunk, _ in found if chunk not in known})
+        more = {
+            item[0]: item[1:]
+            for some in _batches(missing)
+            for item in self._items(f"chunks.id IN ({_marks(some)})", some)
+        }
+        out: list[list[Hit]] = [[] for _ in searches]
+        for found, hits in zip(searches, out, strict=True):
+            for chunk, score in found:
+                fields = known.get(chunk) or more[chunk]
+                id, text, stream, atom, time, step, session, role, metadata, _, *others = fields
+                given = {} if metadata == "{}" else self._parsed(metadata, dict)
+                hits.append(
+                    Hit(id, text, stream, score, atom, time, step, session, role, given, *others)
+                )
+        self._keep_lately_read(more)
+        return out
+
+    def _forget_read(self) -> None:
+        """What was read may be otherwise now."""
+        self._lately_read, self._characters = {}, 0
+
+    def _keep_lately_read(self, more: Mapping[int, tuple[Any, ...]]) -> None:
+        self._characters += sum(len(fields[1]) + OVERHEAD for fields in more.values())
+        if self._characters > MOST_CHARACTERS:
+            self._forget_read()
+        else:
+            self._lately_read |= more
+
+    def _items(self, where: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """Of each, the id of its chunk and the fields of `StoredItem` in their order, metadata as
+        JSON."""
         query = f"SELECT {_ITEM}, streams.name, chunks.atom, chunks.id {_JOINED} "
         query += f"JOIN streams ON streams.id = items.stream WHERE {where}"
         for *fields, stream, atom, chunk in self._db.rows(query, values):
-            row = self._row(fields)
-            yield chunk, StoredItem(
-                str(fields[0]), row.raw, stream, atom, row.time, row.step,
-                self._parsed(row.session, int, str), self._parsed(row.role, str),
-                self._parsed(row.metadata, dict), row.expires, row.key, row.created, row.updated,
+            id, _, text, time, step, session, role, metadata, _, *others, _ = self._sound(fields)
+            yield (
+                chunk, str(id), self._decoded(id, text), stream, atom, time, step,
+                None if session is None else self._parsed(session, int, str),
+                None if role is None else self._parsed(role, str), metadata, *others,
             )  # fmt: skip
+
+    def _stored(self, fields: Sequence[Any]) -> StoredItem:
+        id, text, stream, atom, time, step, session, role, metadata, *others = fields
+        given = self._parsed(metadata, dict)
+        return StoredItem(id, text, stream, atom, time, step, session, role, given, *others)
 
     def later_parts(self, stream: int, after: int) -> list[tuple[int, int]]:
         """Of each part of an item but its first, that come after a chunk: its chunk, and the first."""
@@ -349,13 +398,26 @@ class Lookup:
             raise self._db.damaged(f"{value!r:.40} is no {kinds[-1].__name__}")
         return found
 
-    def _row(self, fields: Sequence[Any]) -> Row:
-        id, _, text, *others, _ = self._checked(fields, "item")
+    def _sound(self, fields: Sequence[Any]) -> Sequence[Any]:
+        """The row of an item, if its last value is the checksum of the others: `checksum` of them,
+        spelled out, since most of what reading takes is this."""
+        id, stream, text, time, step, session, role, metadata, hash, *others, total = fields
+        if type(text) is not bytes or type(hash) is not bytes:
+            return self._checked(fields, "item")
+        few = [id, stream, (len(text),), time, step, session, role, metadata, (len(hash),), *others]
+        if zlib.crc32(hash, zlib.crc32(text, zlib.crc32(repr(few).encode()))) != total:
+            return self._checked(fields, "item")
+        return fields
+
+    def _decoded(self, id: int, text: bytes) -> str:
         try:
-            raw = text.decode("utf-8", "surrogatepass")
+            return text.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise self._db.damaged(f"item {id}: {error}") from error
-        return Row(raw, text, *others)
+
+    def _row(self, fields: Sequence[Any]) -> Row:
+        id, _, text, *others, _ = self._sound(fields)
+        return Row(self._decoded(id, text), text, *others)
 
     def _chunks(self, rows: Sequence[Sequence[Any]], stream: int | None = None) -> Chunks:
         for row in rows:
@@ -432,6 +494,7 @@ class ItemStore(Lookup):
     def __init__(self, path: str | Path | None = None, clock: Callable[[], float] = time.time):
         self.path, self.clock = path, clock
         self._db = Database(path)
+        self._forget_read()
 
     @property
     def reads_only(self) -> bool:
@@ -565,6 +628,10 @@ class ItemStore(Lookup):
         )
         return torch.arange(first, first + len(rows))
 
+    def _mark_erased(self) -> None:
+        self._forget_read()
+        self._db.mark_erased()
+
     def _next(self, table: str) -> int:
         """The next id of a table: no id is ever given twice."""
         return (
@@ -573,6 +640,8 @@ class ItemStore(Lookup):
 
     def set_atoms(self, chunks: Tensor, atoms: Tensor) -> None:
         """Name the atoms [N] of chunks [N]."""
+        if not self._lately_read.keys().isdisjoint(chunks.tolist()):
+            self._forget_read()
         self._db.each(
             f"UPDATE chunks SET atom = ?1, sum = {_SUM_AT.format('?1')} WHERE id = ?2",
             list(zip(atoms.tolist(), chunks.tolist(), strict=True)),
@@ -580,6 +649,8 @@ class ItemStore(Lookup):
 
     def rename_atoms(self, names: Sequence[tuple[int, int, int]]) -> None:
         """For each (stream, old, new) in turn, atom `old` becomes part of `new`."""
+        if names:
+            self._forget_read()
         self._db.each(
             f"UPDATE chunks SET atom = ?3, sum = {_SUM_AT.format('?3')} "
             "WHERE stream = ?1 AND atom = ?2",
@@ -588,7 +659,7 @@ class ItemStore(Lookup):
 
     def change(self, id: int, row: Row) -> None:
         """New fields for an item; its embeddings, and when it was created, stay."""
-        self._db.mark_erased()
+        self._mark_erased()
         names = "text = ?, time = ?, step = ?, session = ?, role = ?, metadata = ?, hash = ?, "
         self._db.run(
             f"UPDATE items SET {names} expires = ?, key = ?, updated = ? WHERE id = ?",
@@ -597,19 +668,19 @@ class ItemStore(Lookup):
         self._db.run(f"UPDATE items SET sum = checksum({ITEMS}) WHERE id = ?", (id,))
 
     def delete(self, items: Iterable[int]) -> None:
-        self._db.mark_erased()
+        self._mark_erased()
         self._db.each("DELETE FROM items WHERE id = ?", [(item,) for item in items])
 
     def delete_items_of(self, chunks: Iterable[int]) -> None:
         item = "(SELECT item FROM chunks WHERE id = ?)"
         gone = [(chunk,) for chunk in chunks]
         if gone:
-            self._db.mark_erased()
+            self._mark_erased()
             self._db.each(f"DELETE FROM items WHERE id = {item}", gone)
 
     def delete_chunks(self, chunks: Iterable[int] | None = None) -> None:
         """Their items stay, to get new ones; None: all there are."""
-        self._db.mark_erased()
+        self._mark_erased()
         if chunks is None:
             self._db.run("DELETE FROM chunks")
         else:
@@ -630,12 +701,13 @@ class ItemStore(Lookup):
             ((s, *found, checksum(s, *found)) for s, found in snapshots.items()),
         )
 
-    def drop_snapshots(self, streams: Iterable[int] | None = None) -> None:
-        """Of these streams; None: all."""
+    def drop_snapshots(self, streams: Iterable[int] | None = None, least: int = 0) -> None:
+        """Of these streams, as far as they are of `least` chunks or more; None: all."""
         if streams is None:
             self._db.run("DELETE FROM snapshots")
         else:
-            self._db.each("DELETE FROM snapshots WHERE stream = ?", [(s,) for s in streams])
+            query = "DELETE FROM snapshots WHERE stream = ? AND chunks >= ?"
+            self._db.each(query, [(stream, least) for stream in streams])
 
     def snapshot(self, stream: int) -> Snapshot | None:
         """That of a stream, if there is one and it is whole."""
@@ -647,6 +719,11 @@ class ItemStore(Lookup):
         """Of a stream, its chunks' ids, atoms and checksums, not compared."""
         query = "SELECT id, atom, sum FROM chunks WHERE stream = ? ORDER BY id"
         return self._db.rows(query, (stream,))
+
+    def item_marks(self, stream: int) -> list[tuple[int, int, int]]:
+        """Of a stream, its chunks' ids, items and checksums of those, not compared."""
+        query = f"SELECT chunks.id, items.id, items.sum {_JOINED} WHERE chunks.stream = ?"
+        return self._db.rows(f"{query} ORDER BY chunks.id", (stream,))
 
     def holding(self) -> set[int]:
         """Streams that have chunks."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -17,7 +19,7 @@ from rsm_torch.flat import numbered
 from rsm_torch.io import check
 from rsm_torch.quantise import use
 from rsm_torch.text.database import checksum
-from rsm_torch.text.index import Changed, Shelves, StreamIndex
+from rsm_torch.text.index import Changed, Shelf, StreamIndex
 from rsm_torch.text.items import Count, Row
 from rsm_torch.text.settings import Settings
 from rsm_torch.text.store import Chunks, Content, Found, ItemStore, Snapshot
@@ -28,12 +30,16 @@ from rsm_torch.text.store import Chunks, Content, Found, ItemStore, Snapshot
 # or renames others deletes it, in the same transaction, so that nothing deleted stays in it.
 
 CODEBOOK = 0  # the number of no stream
+LONG = 500  # chunks of a stream whose shelf is kept, too
+SHELF = "shelf."  # begins the names of its tensors
 LARGEST = 2**29  # bytes; SQLite takes 1e9. A larger stream is rebuilt
 
 Mark = tuple[int, int | None, int]  # a chunk's id, atom and checksum
 
 
-def keep_snapshots(store: ItemStore, index: StreamIndex, streams: Iterable[int]) -> None:
+def keep_snapshots(
+    store: ItemStore, index: StreamIndex, shelves: Shelves, streams: Iterable[int]
+) -> None:
     """Write snapshots of these streams, in one transaction."""
     held = [stream for stream in streams if stream in index.rows]
     if not held:
@@ -41,12 +47,64 @@ def keep_snapshots(store: ItemStore, index: StreamIndex, streams: Iterable[int])
     found = {}
     for stream, tensors in _tensors_of(index, held).items():
         marks = store.marks(stream)
-        found[stream] = Snapshot(len(marks), _sum_of(marks), save(tensors))
+        body = save(tensors | _shelf_of(store, shelves, stream, len(marks)))
+        if len(body) > LARGEST:
+            body = save(tensors)
+        found[stream] = Snapshot(len(marks), _sum_of(marks), body)
     codebook = index.tensors.state.codebook
     if codebook is not None:
         found[CODEBOOK] = Snapshot(0, 0, save({"codebook": codebook.cpu()}))
     with store.transaction():
         store.put_snapshots({s: one for s, one in found.items() if len(one.body) <= LARGEST})
+
+
+def _shelf_of(
+    store: ItemStore, shelves: Shelves, stream: int, chunks: int
+) -> dict[str, torch.Tensor]:
+    """The shelf of a stream of so many chunks as tensors, in which nothing is of items that are gone;
+    none of a short one, which is read as soon."""
+    if chunks < LONG:
+        return {}
+    shelf = shelves[stream]
+    shelf.compact()
+    arrays = {name: shelf[name] for name in shelf.COLUMNS if name != "alive"}
+    arrays |= {
+        "sessions": np.frombuffer(json.dumps(list(shelf.sessions)).encode(), np.uint8),
+        "now": np.array([shelf.now]),
+        "marks": np.array([_sum_of(store.item_marks(stream))]),
+        "parts": shelf.parts.values,
+        "firsts": shelf.firsts.values,
+    }
+    return {
+        SHELF + name: torch.from_numpy(np.array(array))
+        for name, array in (arrays | shelf.words.arrays()).items()
+    }
+
+
+def restore_shelf(store: ItemStore, stream: int) -> Shelf | None:
+    """The shelf in the snapshot of a stream, if it has one that fits what the store holds."""
+    snapshot = store.snapshot(stream)
+    if snapshot is None or snapshot.chunks < LONG:
+        return None
+    marks = store.item_marks(stream)[: snapshot.chunks]
+    try:
+        given = {
+            name.removeprefix(SHELF): tensor.numpy()
+            for name, tensor in load(snapshot.body).items()
+            if name.startswith(SHELF)
+        }
+        if int(given["marks"][0]) != _sum_of(marks):
+            return None
+        shelf = Shelf.of_arrays(given)
+    except (SafetensorError, KeyError, ValueError, TypeError, IndexError):
+        return None
+    item_of = {chunk: item for chunk, item, _ in marks}
+    owners = dict(zip(shelf["chunk"].tolist(), shelf["item"].tolist(), strict=True))
+    parts = zip(shelf.parts.values.tolist(), shelf.firsts.values.tolist(), strict=True)
+    sound = all(item_of.get(chunk) == item for chunk, item in owners.items()) and all(
+        item_of.get(part) == owners.get(first, -1) for part, first in parts
+    )
+    return shelf if sound else None
 
 
 def restore_codebook(store: ItemStore, index: StreamIndex) -> bool:
@@ -82,7 +140,7 @@ def _fitting(snapshot: Snapshot, marks: list[Mark], index: StreamIndex) -> dict[
         return None
     codebook = index.tensors.state.codebook
     try:
-        tensors = load(snapshot.body)
+        tensors = {n: t for n, t in load(snapshot.body).items() if not n.startswith(SHELF)}
         if codebook is not None:
             tensors["codebook"] = codebook
         check("snapshot", tensors, index.tensors.config, 1)
@@ -93,7 +151,7 @@ def _fitting(snapshot: Snapshot, marks: list[Mark], index: StreamIndex) -> dict[
     return tensors if pairs == [(id, atom) for id, atom, _ in marks] else None
 
 
-def _sum_of(marks: list[Mark]) -> int:
+def _sum_of(marks: Sequence[tuple[int, int | None, int]]) -> int:
     return checksum(*(mark[2] for mark in marks))
 
 
@@ -104,6 +162,56 @@ def _tensors_of(index: StreamIndex, streams: list[int]) -> dict[int, dict[str, T
         stream: {name: t.contiguous() for name, t in flat.items() if name != "codebook"}
         for stream, flat in each.items()
     }
+
+
+# -- shelves of streams -----------------------------------------------------------------------------
+
+MOST = 2**21  # items of the streams that are kept; about 600 bytes each
+
+
+class Shelves:
+    """The shelves of the streams that were last read, as the store has them.
+
+    Args:
+        kept: that of a stream as it was when it was last kept in the file, if it was.
+    """
+
+    def __init__(self, store: ItemStore, kept: Callable[[int], Shelf | None]):
+        self._store, self._kept = store, kept
+        self._held: dict[int, Shelf] = {}
+        self._items = 0  # of those, about: an interrupt may leave it too large
+
+    def __getitem__(self, stream: int) -> Shelf:
+        if (shelf := self._take(stream)) is None:
+            shelf = self._kept(stream)
+        if shelf is None or shelf.now > self._store.clock():  # what has expired may be back
+            shelf = Shelf()
+        shelf.catch_up(self._store, stream)
+        self._put(stream, shelf)  # only now: an interrupt leaves none that is half read
+        while len(self._held) > 1 and self._items > MOST:
+            self._take(next(iter(self._held)))
+        return shelf
+
+    def _take(self, stream: int) -> Shelf | None:
+        shelf = self._held.pop(stream, None)
+        self._items -= 0 if shelf is None else len(shelf)
+        return shelf
+
+    def _put(self, stream: int, shelf: Shelf) -> None:
+        self._items += len(shelf)
+        self._held[stream] = shelf
+
+    def remove(self, streams: Iterable[int], chunks: Sequence[int]) -> None:
+        """Chunks of any of these streams that were deleted."""
+        for stream in streams:
+            if (shelf := self._take(stream)) is not None:
+                shelf.remove(chunks)
+                self._put(stream, shelf)
+
+    def change(self, stream: int, chunk: int) -> None:
+        """The item of a chunk has other fields now."""
+        if (shelf := self._held.get(stream)) is not None and chunk <= shelf.last:
+            shelf.stale.add(chunk)
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -149,10 +257,16 @@ class SyncedMemory:
         self.index = self._new_index(self.settings)
         self._changed: set[int] = set()  # streams without a snapshot of all they hold
         self._waiting = store.holding()  # streams whose tensors are not loaded
-        self.shelves = Shelves(store)
+        self.shelves = Shelves(store, self._kept_shelf)
         self._touched: dict[int, None] = {}  # those that are, the last touched at the end
         if not restore_codebook(store, self.index) and self.settings.config.storage == "pq":
             self._bring(self._waiting)  # those there are train one together
+
+    def _kept_shelf(self, stream: int) -> Shelf | None:
+        shelf = restore_shelf(self.store, stream)
+        if shelf is None and self.index.held(stream) >= LONG:
+            self._changed.add(stream)  # to be kept with it
+        return shelf
 
     def touch(self, streams: Iterable[int] | None = None) -> None:
         """See that the tensors of these streams are loaded; None: of all."""
@@ -191,7 +305,7 @@ class SyncedMemory:
             if stream in self.index.rows:
                 if stream in self._changed and not self.store.reads_only:
                     try:
-                        keep_snapshots(self.store, self.index, [stream])
+                        keep_snapshots(self.store, self.index, self.shelves, [stream])
                     except OSError:
                         return  # no room to keep it: it stays loaded
                     self._changed.discard(stream)
@@ -254,6 +368,8 @@ class SyncedMemory:
             for id, row in changed.items():
                 self.store.change(id, row)
                 if (place := self.store.place_of(id)) is not None:
+                    self.store.drop_snapshots([place[0]], LONG)  # the item's time is in it
+                    self._changed.add(place[0])
                     change.steps.append(partial(self.shelves.change, place[0], place[1].chunk))
             for name, content in new.items():
                 if name not in self.streams:
@@ -328,7 +444,9 @@ class SyncedMemory:
                 some, counts = [items[n][1] for n in places], [parts[n] for n in places]
                 rows = torch.cat([each[n] for n in places])
                 self.store.insert_chunks(stream, some, rows, counts)
-            change.steps.append(lambda: setattr(self, "shelves", Shelves(self.store)))
+            change.steps.append(
+                lambda: setattr(self, "shelves", Shelves(self.store, self._kept_shelf))
+            )
             self._cluster_anew(change, settings)
 
     def checkpoint(self) -> None:
@@ -336,7 +454,7 @@ class SyncedMemory:
         if self.store.reads_only:
             return
         try:
-            keep_snapshots(self.store, self.index, self._changed)
+            keep_snapshots(self.store, self.index, self.shelves, self._changed)
             self._changed = set()
         except OSError:  # no room: one more reason to rewrite
             self.store.rewrite()

@@ -17,9 +17,15 @@ import torch
 from text_support import Clock, Hashed
 
 from rsm_torch import RSMConfig
-from rsm_torch.text import AgentMemory, Item
+from rsm_torch.text import AgentMemory, Item, synced
 
 WINDOW = 8  # bytes of a vector or a hash that are searched for at once
+
+
+@pytest.fixture(autouse=True, params=[1, 500], ids=["words kept", "few items"])
+def kept(request, monkeypatch):
+    """From how many items on the words of a stream are kept in its snapshot."""
+    monkeypatch.setattr(synced, "LONG", request.param)
 
 
 class Unit(Hashed):
@@ -82,6 +88,7 @@ def found(folder: Path, marked: Marked, embedder: Unit) -> set[bytes]:
     """What is gone and yet there; what lives must be."""
     data = files(folder)
     there = set(re.findall(rb"<\d{7}>", data))
+    there |= {b"<%s>" % digits for digits in re.findall(rb"\d{7}", data)}  # as words of an index
     kept = {part for item in marked.live.values() for part in marked.parts(item, embedder)}
     assert {part for part in kept if part[:1] == b"<" and len(part) == 9} <= there
     gone = marked.gone - kept
