@@ -173,19 +173,12 @@ class Lookup:
 
     def plain(self, streams: Sequence[int]) -> set[int]:
         """Those of which the chunks are the live items: none has expired or has several parts."""
-        where = (
-            "NOT EXISTS (SELECT 1 FROM items WHERE stream = asked.id AND expires <= ?) "
-            "AND NOT EXISTS (SELECT 1 FROM chunks WHERE stream = asked.id AND part > 0)"
+        query = (
+            "SELECT value FROM json_each(?1) AS asked "
+            "WHERE NOT EXISTS (SELECT 1 FROM items WHERE stream = asked.value AND expires <= ?2) "
+            "AND NOT EXISTS (SELECT 1 FROM chunks WHERE stream = asked.value AND part > 0)"
         )
-        return {
-            stream
-            for some in _batches(streams)
-            for (stream,) in self._db.rows(
-                f"WITH asked (id) AS (VALUES {','.join(['(?)'] * len(some))}) "
-                f"SELECT id FROM asked WHERE {where}",
-                (*some, self.clock()),
-            )
-        }
+        return {row[0] for row in self._db.rows(query, (json.dumps(list(streams)), self.clock()))}
 
     def not_plain(self) -> list[int]:
         """Streams that are not `plain`."""
@@ -296,13 +289,13 @@ class Lookup:
 
     def all_parts(self, items: Sequence[int]) -> list[int]:
         """All chunks of these items."""
-        return [
-            row[0]
-            for some in _batches(items)
-            for row in self._db.rows(
-                f"SELECT id FROM chunks WHERE item IN ({_marks(some)}) ORDER BY id", some
-            )
-        ]
+        query = "SELECT id FROM chunks WHERE item IN ({}) ORDER BY id"
+        return [row[0] for row in self._of_each(query, items)]
+
+    def _of_each(self, query: str, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Rows of a query for any number of ids."""
+        rows = (self._db.rows(query.format(_marks(some)), some) for some in _batches(ids))
+        return [row for some in rows for row in some]
 
     def beside(self, chunks: Sequence[int]) -> dict[int, list[int]]:
         """By stream, the other chunks of the items of these."""
@@ -318,13 +311,8 @@ class Lookup:
 
     def content(self, chosen: Sequence[Found]) -> Content:
         """All of these items of one stream."""
-        rows = [
-            row
-            for some in _batches([found.item for found in chosen])
-            for row in self._db.rows(
-                f"SELECT {_ITEM}, {_CHUNK} {_JOINED} WHERE items.id IN ({_marks(some)})", some
-            )
-        ]
+        query = f"SELECT {_ITEM}, {_CHUNK} {_JOINED} WHERE items.id IN ({{}})"
+        rows = self._of_each(query, [found.item for found in chosen])
         rows.sort(key=lambda row: (row[0], row[_PART]))
         chunks = self._chunks([row[_ITEM_WIDTH:] for row in rows])
         first = [row for row in rows if row[_PART] == 0]
@@ -338,12 +326,7 @@ class Lookup:
 
     def vectors(self, chunks: Sequence[int]) -> Chunks:
         """The chunks asked for, by id."""
-        query = f"SELECT {_CHUNK} FROM chunks WHERE id IN"
-        rows = [
-            row
-            for some in _batches(chunks)
-            for row in self._db.rows(f"{query} ({_marks(some)})", some)
-        ]
+        rows = self._of_each(f"SELECT {_CHUNK} FROM chunks WHERE id IN ({{}})", chunks)
         return self._chunks(sorted(rows, key=lambda row: row[0]))
 
     def chunks(
