@@ -18,6 +18,7 @@ from rsm_torch.pool import ranges
 from rsm_torch.state import PAGE, State
 
 DECODE = 4096  # rows decoded at once
+LONG = 2048  # rows of a stream from which its pages are looked at instead of its rows
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ def views(
 def members_of(state: State, slots: np.ndarray, column_of: np.ndarray) -> list[Members]:
     """The members of streams in the order of their places; `column_of`: what to call each handle of
     each stream, one after another, and -1 for rows that are no member."""
+    floats = state.config.members == "full" and state.config.storage == "float32"
+    if len(slots) == 1 and state.n_rows[slots[0]] >= LONG and floats:
+        return [_members_of_long(state, int(slots[0]), column_of[:-1])]
     places, n = state.places(slots), state.n_rows[slots]
     owner, stored = state.rows.owner[places], state.stored(places)
     first = np.repeat(state.n_handles[slots].cumsum() - state.n_handles[slots], n)
@@ -130,6 +134,40 @@ def members_of(state: State, slots: np.ndarray, column_of: np.ndarray) -> list[M
             rows = Encoded(state, stored[begin:end])
         members.append(Members(rows, column[begin:end], ids[begin:end]))
     return members
+
+
+def _members_of_long(state: State, slot: int, column_of: np.ndarray) -> Members:
+    """As `members_of`, of one stream whose rows are kept as they are; those of freed pages are no
+    members."""
+    rows, _ = state.of(slot)
+    owner = state.rows.owner[rows]
+    if not np.array_equal(column_of, np.arange(len(column_of))):
+        owner = np.append(column_of, -1)[owner]
+    pages = state.table(np.array([slot]))
+    return Members(Paged(state.pages.columns["codes"].np, pages), owner, state.rows.ids[rows])
+
+
+@dataclass(frozen=True)
+class Paged:
+    """The rows of `pages` [P] of `table`, PAGE each; below 0: a freed page, all of whose products
+    are 0."""
+
+    table: np.ndarray
+    pages: np.ndarray
+
+    def products(self, x: np.ndarray, first: int, out: np.ndarray) -> None:
+        end = first + out.shape[1]
+        page = self.pages[first // PAGE : -(-end // PAGE)]
+        freed = page < 0
+        cut = ((page[1:] - page[:-1] != 1) | freed[1:] | freed[:-1]).nonzero()[0] + 1
+        edges = first // PAGE + np.concatenate([[0], cut, [len(page)]])
+        for begin, stop in itertools.pairwise((edges * PAGE).tolist()):
+            a, b = max(first, begin), min(end, stop)
+            at, into = int(self.pages[begin // PAGE]) * PAGE - begin, out[:, a - first : b - first]
+            if at + begin < 0:
+                into[:] = 0
+            else:
+                host.products(self.table[at + a : at + b], x, into)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from state_support import check_bases, check_books, check_stream, raw, unchanged
 from torch.nn.functional import normalize
 
-from rsm_torch import search
+from rsm_torch import append, search
 from rsm_torch.config import DROPPING, Policy, RSMConfig
 from rsm_torch.eviction import priority
 from rsm_torch.flat import numbered
@@ -575,6 +575,15 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: "-".join(map(str, k.values())) or "default")
 def test_any_sequence(kind, request):
+    live(kind, request)
+
+
+def test_any_sequence_as_of_long_streams(request, monkeypatch):
+    monkeypatch.setattr(append, "LONG", 1)
+    live({}, request)
+
+
+def live(kind, request):
     rounds = request.config.getoption("--rounds", default=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of too few rows to train on

@@ -364,7 +364,6 @@ def _best_member(
     for first in range(0, max(1, *many), strip):
         width = min(strip, max(many) - first)
         score = np.empty((b, T, width), np.float32)
-        owner, ids = np.full((b, width), -1), np.empty((b, width), np.int64)
 
         def scores(i: int, first: int = first, score: np.ndarray = score) -> None:
             if first == 0:
@@ -374,13 +373,9 @@ def _best_member(
                 members.rows.products(x[i], first, score[i, :, :n])
 
         each(scores, b)
-        for i, members in enumerate(held):
-            if members is not None:
-                n = max(0, min(width, many[i] - first))
-                owner[i, :n] = members.owner[first : first + n]
-                ids[i, :n] = members.ids[first : first + n]
         if width:
-            best = _better(best, score, owner, ids)
+            here = slice(first, first + width)
+            best = _better(best, score, *_facts(held, here))
     if t0:  # the chunks of earlier blocks come after them
         score = np.empty((b, T, t0), np.float32)
 
@@ -391,6 +386,19 @@ def _best_member(
         owner = np.stack([np.concatenate(one.atoms) for one in going])
         best = _better(best, score, owner, np.broadcast_to(np.arange(LATER - t0, LATER), (b, t0)))
     return best[:2] if best else (np.full((b, T), NONE), np.zeros((b, T), np.int64))
+
+
+def _facts(held: Sequence[Members | None], here: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Owners and ids [b, n] of these members; owner -1 where a stream has fewer."""
+    if len(held) == 1 and held[0] is not None:
+        return held[0].owner[None, here], held[0].ids[None, here]
+    width = here.stop - here.start
+    owner, ids = np.full((len(held), width), -1), np.empty((len(held), width), np.int64)
+    for i, members in enumerate(held):
+        if members is not None:
+            some = members.owner[here]
+            owner[i, : len(some)], ids[i, : len(some)] = some, members.ids[here]
+    return owner, ids
 
 
 Best = tuple[np.ndarray, np.ndarray, np.ndarray]
