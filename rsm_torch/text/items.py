@@ -442,6 +442,8 @@ def read_words(value: str, name: str) -> str:
 
 def is_blank(text: str) -> bool:
     """Whether nothing of it shows: it is of spaces, controls and zero-width characters."""
+    if text[:1].isalnum():
+        return False
     return all(unicodedata.category(character) in UNSEEN for character in text)
 
 
