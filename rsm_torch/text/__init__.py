@@ -8,6 +8,7 @@ from rsm_torch.text.items import Count, Item, StoredItem
 from rsm_torch.text.memory import AgentMemory
 from rsm_torch.text.mentions import Mentions, mentions
 from rsm_torch.text.ranking import Address, addresses
+from rsm_torch.text.settings import Quota, QuotaExceeded
 
 __all__ = [
     "Address",
@@ -20,6 +21,8 @@ __all__ = [
     "Item",
     "Mentions",
     "Messages",
+    "Quota",
+    "QuotaExceeded",
     "StoredItem",
     "addresses",
     "chunk",

@@ -70,7 +70,7 @@ from rsm_torch.text.ranking import (
     reranked,
     searched,
 )
-from rsm_torch.text.settings import Settings, read_exchange, settle, write_exchange
+from rsm_torch.text.settings import Quota, Settings, read_exchange, settle, write_exchange
 from rsm_torch.text.store import Content, Found, ItemStore
 from rsm_torch.text.synced import SyncedMemory
 
@@ -205,7 +205,7 @@ class AgentMemory:
             first used; if there are more, those of the streams that were not used for longest are
             dropped until they are used again. The streams of one call stay whatever they take. None:
             keep all.
-
+        quota: how much the streams, and all together, may hold; None: as much as there is room for.
         missing: what reading a stream that was never written does: "empty" finds nothing and deletes
             nothing, "error" raises KeyError.
         on_event: called after each verb with an `Event` of `rsm_torch.metrics`, in the caller's
@@ -233,6 +233,7 @@ class AgentMemory:
 
     Raises:
         TypeError: an argument of another kind.
+        QuotaExceeded: by any verb that writes, if there would be more than the `quota`.
         ValueError: the file belongs to another embedder, width, config or tau, or the embedder is a
             function without a name (see `load_embedder`); it or its log is
             damaged, missing or no memory's, which any verb may also find when it comes to a damaged
@@ -255,6 +256,7 @@ class AgentMemory:
         ttl: float | None = None,
         clock: Callable[[], float] = time.time,
         max_bytes: int | None = None,
+        quota: Quota | None = None,
         missing: Literal["empty", "error"] = "empty",
         on_event: Hook | None = None,
     ) -> None:
@@ -270,6 +272,8 @@ class AgentMemory:
         if path is not None:
             intake.read_file(path)
         intake.read_tokenizer(tokenizer)
+        if quota is not None and not isinstance(quota, Quota):
+            raise TypeError(f"quota: expected a Quota, got {quota!r:.80}")
         if max_bytes is not None:
             max_bytes = as_count(max_bytes, "max_bytes", 1, 2**62)
         self.embedder = load_embedder(default_embedder() if embedder is None else embedder, device)
@@ -280,7 +284,7 @@ class AgentMemory:
         self._store = ItemStore(path, clock)
         try:
             settings = settle(self._store, self.embedder, config, tau, calibration)
-            self._state = SyncedMemory(self._store, settings, device, max_bytes)
+            self._state = SyncedMemory(self._store, settings, device, max_bytes, quota)
         except BaseException:
             self._store.close()
             raise

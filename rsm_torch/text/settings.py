@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rsm_torch.calibrate import Calibration, calibrate_tau
+from rsm_torch.checks import as_count, as_flag
 from rsm_torch.config import RSMConfig
 from rsm_torch.embedders import PROBES, Embedder, fingerprint, needs_name, same_space
 from rsm_torch.text.items import Item, Row, read_stream, row_of
@@ -254,6 +255,98 @@ def _check_same(
         saved.calibration is None or calibration.to_dict() != saved.calibration.to_dict()
     ):
         raise ValueError(f"calibration: {store.path} was written with another or with none")
+
+
+# -- a quota ---------------------------------------------------------------------------------------
+
+
+class QuotaExceeded(RuntimeError):
+    """A write would leave more in a stream, or in the memory, than its `Quota` allows; it changed
+    nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much a memory may hold, which every write sees to. Not kept in the file.
+
+    Args:
+        items, bytes: most in one stream, bytes of texts in UTF-8; None: any number.
+        total_items, total_bytes: most in all streams together.
+        evict: what was written to a stream longest ago makes room for what is written to it now. Where
+            that is not enough, and else, the write raises `QuotaExceeded`.
+
+    Raises:
+        TypeError, ValueError: not an int above 0, or not a bool.
+    """
+
+    items: int | None = None
+    bytes: int | None = None
+    total_items: int | None = None
+    total_bytes: int | None = None
+    evict: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("items", "bytes", "total_items", "total_bytes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_count(getattr(self, name), name, 1, 2**62))
+        as_flag(self.evict, "evict")
+
+
+class Usage:
+    """Items and bytes of each stream, and in all as stream 0: SQLite counts them as rows come and go,
+    in their transaction. Where it has dropped its temporary tables, they are counted anew."""
+
+    def __init__(self, store: ItemStore, quota: Quota):
+        self._db, self.quota = store._db, quota
+
+    def begin(self) -> None:
+        """Count, if nobody does; within a transaction, before it changes anything."""
+        if self._db.one("SELECT 1 FROM sqlite_temp_master WHERE name = 'usage'") == (1,):
+            return
+        size = "count(*), coalesce(sum(length(text)), 0) FROM main.items"
+        self._db.run("CREATE TEMP TABLE usage (stream INTEGER PRIMARY KEY, items, bytes)")
+        self._db.run(f"INSERT INTO usage SELECT stream, {size} GROUP BY stream")
+        self._db.run(f"INSERT INTO usage SELECT 0, {size}")
+        for when, row, sign in (
+            ("INSERT", "NEW", "+"), ("DELETE", "OLD", "-"),
+            ("UPDATE OF text", "NEW", "+"), ("UPDATE OF text", "OLD", "-"),
+        ):  # fmt: skip
+            name = f"usage{sign}{when[:6]}"
+            self._db.run(
+                f"CREATE TEMP TRIGGER '{name}' AFTER {when} ON main.items BEGIN "
+                f"INSERT OR IGNORE INTO usage VALUES ({row}.stream, 0, 0); "
+                f"UPDATE usage SET items = items {sign} 1, bytes = bytes {sign} length({row}.text) "
+                f"WHERE stream IN (0, {row}.stream); END"
+            )
+
+    def of(self, stream: int) -> tuple[int, int]:
+        """Items and bytes of a stream; 0: of all."""
+        found = self._db.rows("SELECT items, bytes FROM usage WHERE stream = ?", (stream,))
+        return found[0] if found else (0, 0)
+
+    def over(self, stream: int) -> str | None:
+        """What is too much in a stream, or in all."""
+        quota = self.quota
+        for number, most, most_bytes, name in (
+            (stream, quota.items, quota.bytes, ""),
+            (0, quota.total_items, quota.total_bytes, "total_"),
+        ):
+            items, size = self.of(number)
+            for now, limit, unit in ((items, most, "items"), (size, most_bytes, "bytes")):
+                if limit is not None and now > limit:
+                    return f"{now:,} {unit}, and its quota's {name}{unit} are {limit:,}"
+        return None
+
+    def oldest(self, stream: int) -> Iterator[int]:
+        """The items of a stream as they were written."""
+        last = 0
+        query = (
+            "SELECT id, item FROM chunks WHERE stream = ? AND part = 0 AND id > ? "
+            "ORDER BY id LIMIT 64"
+        )
+        while rows := self._db.rows(query, (stream, last)):
+            yield from (item for _, item in rows)
+            last = rows[-1][0]
 
 
 # -- an export -------------------------------------------------------------------------------------

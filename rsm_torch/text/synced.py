@@ -21,7 +21,7 @@ from rsm_torch.quantise import use
 from rsm_torch.text.database import checksum
 from rsm_torch.text.index import Changed, Shelf, StreamIndex
 from rsm_torch.text.items import Count, Row
-from rsm_torch.text.settings import Settings
+from rsm_torch.text.settings import Quota, QuotaExceeded, Settings, Usage
 from rsm_torch.text.store import Chunks, Content, Found, ItemStore, Snapshot
 
 # -- snapshots -------------------------------------------------------------------------------------
@@ -243,10 +243,11 @@ class SyncedMemory:
     """
 
     def __init__(
-        self, store: ItemStore, settings: Settings, device: str, max_bytes: int | None = None
-    ):
+        self, store: ItemStore, settings: Settings, device: str, max_bytes: int | None = None,
+        quota: Quota | None = None,
+    ):  # fmt: skip
         self.store, self.settings, self._device = store, settings, device
-        self._max_bytes = max_bytes
+        self._max_bytes, self._usage = max_bytes, None if quota is None else Usage(store, quota)
         self._under_way: Change | None = None  # whose end was not seen: the tensors may be wrong
         self._load()
 
@@ -364,6 +365,8 @@ class SyncedMemory:
         if not new and not changed:
             return items
         with self._change(set(held)) as change:
+            if self._usage is not None:
+                self._usage.begin()
             gone = self._drop_expired(change)
             for id, row in changed.items():
                 self.store.change(id, row)
@@ -382,9 +385,39 @@ class SyncedMemory:
                 into = written if content.atoms is None else given
                 times = _times(content) if timed else None
                 into[stream] = Chunks(ids, content.vectors, atoms, times)
+            for name, some in zip(new, items, strict=True):
+                self._make_room(change, name, {*some, *changed}, gone)
             if new:
                 self._place(change, settings, given, written, gone)
+            self._check_quota(new)
         return items
+
+    def _make_room(
+        self, change: Change, name: str, kept: set[int], gone: dict[int, list[int]]
+    ) -> None:
+        """Where a stream has more than it may hold now and the quota says so, what was written
+        longest ago goes from it, but for the items `kept`."""
+        usage, stream = self._usage, self.streams[name]
+        if usage is None or not usage.quota.evict:
+            return
+        for item in usage.oldest(stream):
+            if usage.over(stream) is None:
+                return
+            if item not in kept:
+                chunks = self.store.all_parts([item])
+                self.store.delete([item])
+                gone.setdefault(stream, []).extend(chunks)
+                change.gone += chunks
+                change.erases = True
+
+    def _check_quota(self, streams: Iterable[str]) -> None:
+        for name in streams if self._usage is not None else ():
+            assert self._usage is not None
+            if (found := self._usage.over(self.streams[name])) is not None:
+                raise QuotaExceeded(
+                    f"stream {name!r}: it would leave {found}; nothing was written. Delete items, "
+                    "raise the quota, or let it evict"
+                )
 
     def _put(
         self, change: Change, gone: dict[int, list[int]], stream: int, content: Content
@@ -495,7 +528,7 @@ class SyncedMemory:
     def _drop_expired(self, change: Change) -> dict[int, list[int]]:
         """Where limits count, what has expired in the streams of a change takes no one's place:
         it goes from the store, and the draft of the change is to forget these chunks."""
-        if not self.settings.config.capped:
+        if not self.settings.config.capped and self._usage is None:
             return {}
         expired = self.store.expired(self.store.clock())
         gone = {stream: some for stream, some in expired.items() if stream in change.streams}
