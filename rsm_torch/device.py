@@ -374,9 +374,9 @@ class Device:
         """Hold rows by this codebook from now on."""
         self.state.use(codebook)
 
-    def fork(self, src: int, dst: int) -> tuple[np.ndarray, np.ndarray]:
+    def fork(self, src: int, dst: int, keep_ids: bool) -> tuple[np.ndarray, np.ndarray]:
         """As `flat.share`."""
-        return self.state.share(src, dst)
+        return self.state.share(src, dst, keep_ids)
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile every kernel of this configuration, by writing to a state of its own and searching

@@ -480,7 +480,7 @@ class DeviceState(Slots):
         state.add_streams(streams)
         return state
 
-    def share(self, src: int, dst: int) -> tuple[np.ndarray, np.ndarray]:
+    def share(self, src: int, dst: int, keep_ids: bool) -> tuple[np.ndarray, np.ndarray]:
         """As `flat.share`: whole pages are shared, and all else is the copy's own."""
         one, two = np.array([src]), np.array([dst])
         self.read()
@@ -516,12 +516,15 @@ class DeviceState(Slots):
         first, new = self.next_id, int(self.rows.start[dst])
         ids = self.rows.columns["ids"].tensor[new : new + n]
         old = ids.cpu().numpy()
-        ids.copy_(first + torch.arange(n, device=self.device))
-        self.next_id = first + n
         self.counts[:, two[0]] = self.counts[:, one[0]]
-        self.counts[COUNTS.index("last_id"), dst].clamp_(min=first + n - 1)
         self.times[:, dst] = self.times[:, src]
         self.most_rows[dst], self.most_handles[dst] = n, m
+        if keep_ids:
+            self.events[dst] = self.events[src]
+            return old, old
+        ids.copy_(first + torch.arange(n, device=self.device))
+        self.next_id = first + n
+        self.counts[COUNTS.index("last_id"), dst].clamp_(min=first + n - 1)
         return old, first + np.arange(n)
 
     def _copied(self, pool: DevicePool, slots: Tensor) -> Tensor:

@@ -141,7 +141,9 @@ def provide(state: State, name: str) -> None:
         state.rows.add(name, *OPTIONAL[name])
 
 
-def share(state: State, src: int, dst: int) -> tuple[np.ndarray, np.ndarray]:
+def share(
+    state: State, src: int, dst: int, keep_ids: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Make the empty stream `dst` a copy of `src` that shares its pages, sums and bases: ids of the
     members of `src` [N] and of their copies, in order. MemoryError: nothing changed."""
     one, other = np.array([src]), np.array([dst])
@@ -164,6 +166,9 @@ def share(state: State, src: int, dst: int) -> tuple[np.ndarray, np.ndarray]:
     alive = state.rows.owner[places] >= 0
     old = state.rows.ids[places[alive]]
     order = old.argsort(kind="stable")
+    if keep_ids:
+        state.last_id[dst], state.events[dst] = state.last_id[src], state.events[src]
+        return old[order], old[order]
     new = np.empty_like(old)
     new[order] = state.next_id + np.arange(len(old))
     state.rows.ids[places[alive]] = new

@@ -224,9 +224,9 @@ class Host:
         """Hold rows by this codebook from now on."""
         quantise.use(self.state, codebook)
 
-    def fork(self, src: int, dst: int) -> tuple[np.ndarray, np.ndarray]:
+    def fork(self, src: int, dst: int, keep_ids: bool) -> tuple[np.ndarray, np.ndarray]:
         """As `flat.share`."""
-        return share(self.state, src, dst)
+        return share(self.state, src, dst, keep_ids)
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Nothing: there are no kernels to compile."""

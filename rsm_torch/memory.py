@@ -639,10 +639,14 @@ class StreamMemory(nn.Module):
         self._engine.warm_up(dtype)
 
     @plainly
-    def fork(self, src: int, dst: int | None = None) -> Copies:
+    def fork(self, src: int, dst: int | None = None, *, keep_ids: bool = False) -> Copies:
         """Make the empty stream `dst` a copy of `src`, independent from then on; None: the lowest slot
         that is closed, or a new one (`open` gives one whose number is known). Both share their rows
         until one of them changes.
+
+        Args:
+            keep_ids: give the copies the ids of the originals, and `dst` the `events` of `src`, whose
+                place it will take; until one of the two is emptied, name the stream wherever you name ids.
 
         Returns:
             The ids copied, the ids of the copies, and their slot. Atoms keep their names.
@@ -651,6 +655,7 @@ class StreamMemory(nn.Module):
             ValueError: `dst` holds something, or is `src`.
         """
         (one,) = self._slots([as_count(src, "src", 0)], None).tolist()
+        as_flag(keep_ids, "keep_ids")
         dst = None if dst is None else as_count(dst, "dst", 0)
         if src == dst:
             raise ValueError(f"dst: {dst} is the stream to be copied; name an empty one")
@@ -660,7 +665,7 @@ class StreamMemory(nn.Module):
         self._check_empty(np.array([other]))
         self._use(np.array([one]))
         with self._changing("fork"):
-            copies = Copies.of(*self._engine.fork(one, other), np.array([other]))
+            copies = Copies.of(*self._engine.fork(one, other, keep_ids), np.array([other]))
             self.state.open[other] = True
         return copies
 

@@ -377,6 +377,22 @@ class Life(RuleBasedStateMachine):
             self.model[dst].events = self.model[dst].events.copy()
             self.done(src, dst)
 
+    @rule(src=slot_of, dst=slot_of)
+    def move(self, src, dst):
+        """A copy with the same ids takes the place of a stream."""
+        if not {src, dst} <= {*self.open} or src == dst or self.model[dst].members:
+            return
+        before = raw(self.memory)[src]
+        new = self.or_no_room(lambda: self.memory.fork(src, dst, keep_ids=True))
+        if new is None:
+            return
+        assert new.old.tolist() == new.new.tolist()
+        self.memory.reset([src])
+        assert unchanged(before, raw(self.memory)[dst])
+        events = self.model[src].events.copy()
+        self.model[dst], self.model[src] = self.model[src], Stream(events=events)
+        self.done(src, dst)
+
     def copied(self, src, dst, new) -> None:
         """Members of one stream of the model are in another now, under new ids."""
         one, other = self.model[src], self.model[dst]

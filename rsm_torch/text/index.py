@@ -19,7 +19,6 @@ from rsm_torch.config import RSMConfig
 from rsm_torch.lexical import Grown, WordIndex, searchable, words
 from rsm_torch.memory import StreamMemory
 from rsm_torch.outputs import Written
-from rsm_torch.quantise import use
 from rsm_torch.storage import BITS
 from rsm_torch.text.items import Count
 from rsm_torch.text.ranking import (
@@ -66,13 +65,15 @@ class StreamIndex:
     as they were embedded: the best `AGAIN`, or as many as are asked for, are scored again by these.
     """
 
-    def __init__(self, tensors: StreamMemory):
+    def __init__(self, tensors: StreamMemory, taken: Set[int] = frozenset()):
         self.tensors = tensors
         self.rows: dict[int, int] = {}
+        self._taken = taken  # rows that are not its own
+        self._next_id = tensors.state.next_id
 
     @classmethod
     def new(
-        cls, config: RSMConfig, device: str, calibration: Calibration | None = None
+        cls, config: RSMConfig, device: str | torch.device, calibration: Calibration | None = None
     ) -> StreamIndex:
         return cls(StreamMemory(config, FIRST_STREAMS, device, calibration=calibration))
 
@@ -181,32 +182,45 @@ class StreamIndex:
     # -- drafts -----------------------------------------------------------------------------
 
     def draft(self, streams: Iterable[int]) -> StreamIndex:
-        """A copy of these streams alone, to change while this one stays; see `adopt`."""
-        codebook = self.tensors.state.codebook
-        if self.tensors.config.storage == "pq" and codebook is None:
-            streams = list(self.rows)  # whichever change trains it changes all rows
-        held = [stream for stream in streams if stream in self.rows]
-        if held:
-            draft = StreamIndex(self.tensors.extract([self.rows[stream] for stream in held]))
-        else:
-            config, calibration = self.tensors.config, self.tensors.calibration
-            device = self.tensors.device
-            draft = StreamIndex(StreamMemory(config, 1, device, calibration=calibration))
-            if codebook is not None:
-                use(draft.tensors.state, codebook)
-        draft.rows = {stream: row for row, stream in enumerate(held)}
+        """A copy of these streams alone, to change while this one stays, until `adopt` or `drop`. Its
+        rows are others of the same tensors, which share what does not change."""
+        if self.tensors.config.storage == "pq" and self.tensors.state.codebook is None:
+            return self._draft_of_all()
+        draft = StreamIndex(self.tensors, frozenset(self.rows.values()))
+        try:
+            for stream in streams:
+                if (row := self.rows.get(stream)) is not None:
+                    free = draft._free_rows([stream])
+                    self.tensors.fork(row, free[stream], keep_ids=True)
+                    draft.rows |= free
+        except BaseException:
+            draft.drop()
+            raise
         return draft
+
+    def _draft_of_all(self) -> StreamIndex:
+        """A draft in tensors of its own: whichever change trains a codebook changes all rows."""
+        config, calibration, rows = self.tensors.config, self.tensors.calibration, self.rows
+        if not rows:
+            return self.new(config, self.tensors.device, calibration)
+        draft = StreamIndex(self.tensors.extract(list(rows.values())))
+        draft.rows = {stream: row for row, stream in enumerate(rows)}
+        return draft
+
+    def drop(self) -> None:
+        """Give up this draft: all is as before it."""
+        for stream in list(self.rows):
+            self.reset(stream)
+        self.tensors.state.next_id = self._next_id
 
     def adopt(self, draft: StreamIndex, streams: Iterable[int]) -> None:
         """Make these streams what they are in the draft of them."""
-        if draft.tensors.state.codebook is not None and self.tensors.state.codebook is None:
+        if draft.tensors is not self.tensors:
             self.tensors, self.rows = draft.tensors, draft.rows
             return
         for stream in streams:
             self.reset(stream)
-        kept = [stream for stream in streams if stream in draft.rows]
-        if kept:
-            self.load(kept, draft.tensors.flat([draft.rows[stream] for stream in kept]))
+        self.rows = self.rows | draft.rows
 
     def load(self, streams: Sequence[int], flat: Mapping[str, Tensor]) -> None:
         """Fill streams that hold nothing from what `StreamMemory.flat` gave of as many."""
@@ -338,10 +352,10 @@ class StreamIndex:
     def _free_rows(self, streams: Sequence[int]) -> dict[int, int]:
         """A free row for each of these streams that has none; there is room for them then."""
         new = [stream for stream in streams if stream not in self.rows]
-        needed, have = len(self.rows) + len(new), self.tensors.streams
+        taken = {*self.rows.values(), *self._taken}
+        needed, have = len(taken) + len(new), self.tensors.streams
         if needed > have:
             self.tensors.reserve(streams=max(needed, have + have // 4))
-        taken = set(self.rows.values())
         free = (row for row in range(self.tensors.streams) if row not in taken)
         return dict(zip(new, free, strict=False))
 

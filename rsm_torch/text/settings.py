@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
@@ -337,15 +337,22 @@ class Usage:
                     return f"{now:,} {unit}, and its quota's {name}{unit} are {limit:,}"
         return None
 
-    def oldest(self, stream: int) -> Iterator[int]:
-        """The items of a stream as they were written."""
+    def surplus(self, stream: int, kept: Set[int]) -> Iterator[int]:
+        """The items that are to be deleted, one by one, where the quota evicts: those written to a
+        stream longest ago but for `kept`, until there is no longer too much."""
+        if not self.quota.evict:
+            return
         last = 0
         query = (
             "SELECT id, item FROM chunks WHERE stream = ? AND part = 0 AND id > ? "
             "ORDER BY id LIMIT 64"
         )
         while rows := self._db.rows(query, (stream, last)):
-            yield from (item for _, item in rows)
+            for _, item in rows:
+                if self.over(stream) is None:
+                    return
+                if item not in kept:
+                    yield item
             last = rows[-1][0]
 
 

@@ -221,13 +221,14 @@ FEW = 100  # streams that are counted one by one
 
 @dataclass
 class Change:
-    """A change under way: the streams it concerns, what to do to the tensors once it is
-    committed, whether it takes anything away, and which chunks."""
+    """A change under way: the streams it concerns, whether it takes anything away, and which
+    chunks; what to do to the tensors once it is committed, and what if it is not."""
 
     streams: set[int]
     erases: bool = False
     gone: list[int] = field(default_factory=list)
     steps: list[Callable[[], None]] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
 
 
 class SyncedMemory:
@@ -398,22 +399,17 @@ class SyncedMemory:
         """Where a stream has more than it may hold now and the quota says so, what was written
         longest ago goes from it, but for the items `kept`."""
         usage, stream = self._usage, self.streams[name]
-        if usage is None or not usage.quota.evict:
-            return
-        for item in usage.oldest(stream):
-            if usage.over(stream) is None:
-                return
-            if item not in kept:
-                chunks = self.store.all_parts([item])
-                self.store.delete([item])
-                gone.setdefault(stream, []).extend(chunks)
-                change.gone += chunks
-                change.erases = True
+        for item in () if usage is None else usage.surplus(stream, kept):
+            chunks = self.store.all_parts([item])
+            self.store.delete([item])
+            gone.setdefault(stream, []).extend(chunks)
+            change.gone += chunks
+            change.erases = True
 
     def _check_quota(self, streams: Iterable[str]) -> None:
-        for name in streams if self._usage is not None else ():
-            assert self._usage is not None
-            if (found := self._usage.over(self.streams[name])) is not None:
+        usage = self._usage
+        for name in streams:
+            if usage is not None and (found := usage.over(self.streams[name])) is not None:
                 raise QuotaExceeded(
                     f"stream {name!r}: it would leave {found}; nothing was written. Delete items, "
                     "raise the quota, or let it evict"
@@ -507,6 +503,8 @@ class SyncedMemory:
                     self.store.drop_snapshots(change.streams)
         except Exception:
             if self.store.number == number:  # it was not made, and the tensors are as they were
+                for step in change.undo:
+                    step()
                 self.streams = self.store.streams()
                 self._under_way = None
             raise
@@ -568,6 +566,7 @@ class SyncedMemory:
             change.steps.append(plan[1])
         else:
             draft = self.index.draft(change.streams)
+            change.undo.append(draft.drop)
             for stream, chunks in gone.items():
                 draft.forget(stream, chunks)
             self._adopt(change, draft, draft.assign(given), draft.write(written))
