@@ -413,7 +413,10 @@ class State(Slots):
                 at = int(page[-1]) * PAGE
                 column.np[at + n % PAGE : at + PAGE] = 0
         run = np.bincount(handle, minlength=atoms.stop - atoms.start)
-        self.atoms.run[atoms], self.atoms.first[atoms] = run, run.cumsum() - run
+        self.atoms.run[atoms] = run
+        self.atoms.first[atoms] = np.where(
+            run > 0, run.cumsum() - run, 0
+        )  # 0 of handles that are free
         self.n_rows[slot] = self.n_tidy[slot] = self.last_tidy[slot] = n
         self.rows.fit(slot, n)
         # Handles of atoms that are gone, behind the last there is.
