@@ -5,7 +5,7 @@ directions plus noise, so that those of one direction have a cosine of about 0.8
 alike. A context of 4,000 tokens counts four letters as a token. No model runs but with `users`.
 
     python benchmarks/texts.py sizes [--sizes 1000,10000,100000] [--dim 64] [--where ram,file] [--peers]
-    python benchmarks/texts.py many | users | opening [--sizes …]
+    python benchmarks/texts.py many | users | beside | changes | opening [--sizes …]
 
 Each writes benchmarks/results/texts-NAME.json and prints it.
 """
@@ -19,17 +19,20 @@ import json
 import random
 import string
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from rsm_torch.config import RSMConfig
 from rsm_torch.provenance import installed, load, provenance
-from rsm_torch.text import AgentMemory, AsyncAgentMemory
+from rsm_torch.text import AgentMemory, AsyncAgentMemory, Quota
 
 RESULTS = Path(__file__).parent / "results"
 DIRECTIONS, NOISE, TAU = 24, 0.5, 0.6
@@ -179,6 +182,36 @@ def langgraph(dim: int, size: int, texts: Texts) -> dict[str, Callable[[], Calla
     return {"search": search, "add": add}
 
 
+def changes(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """What replaces items of a long stream, and what is added to one that is full."""
+    for size in given.sizes:
+        texts = Texts()
+        with filled(given.dim, size, None, texts) as memory:
+            ids = iter([memory.add(texts.next(), "s")[0] for _ in range(2 * given.repeats + 6)])
+            verbs = {
+                "update": lambda m=memory, t=texts, i=ids: partial(m.update, next(i), t.next()),
+                "put": lambda m=memory, t=texts: partial(m.put, t.next(), "s", key="k"),
+                "delete": lambda m=memory, i=ids: partial(m.delete, next(i)),
+            }
+            row = in_turns(verbs, given.repeats)
+        for name, limit in (
+            (
+                "add, full by max_members",
+                {"config": RSMConfig(given.dim, tau=TAU, max_members=size)},
+            ),
+            ("add, full by a quota", {"tau": TAU, "quota": Quota(items=size, evict=True)}),
+        ):
+            with AgentMemory(Stub(given.dim), tokenizer=tokens, **limit) as memory:
+                for start in range(0, size, AT_ONCE):
+                    memory.add(texts.some(min(AT_ONCE, size - start)), "s")
+                row |= in_turns({name: adding(memory, texts)}, given.repeats)
+        yield {"items": size, "ms": row}
+
+
+def adding(memory: AgentMemory, texts: Texts) -> Callable[[], Callable[[], Any]]:
+    return lambda: partial(memory.add, texts.next(), "s")
+
+
 PEERS = {"chroma": chroma, "langgraph InMemoryStore": langgraph}
 PEER_PACKAGES = ("chromadb", "langgraph")
 
@@ -303,9 +336,35 @@ async def together(
         return time.perf_counter() - start
 
 
+# -- one user beside another ------------------------------------------------------------------------
+
+
+def beside(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """A user's contexts alone and while another adds 400 texts, with the packaged MiniLM; and a batch
+    of 64 of these texts, which is what a context may have to wait for."""
+    texts, each = Texts(), 400
+    with AgentMemory(path=folder / "beside.db", tau=0.5) as memory:
+        memory.add(texts.some(200, 30), "reader")
+
+        def read() -> tuple[float, float]:
+            return timed(lambda: memory.context(texts.next(8), "reader", 1_000))
+
+        read()
+        alone = summary([read() for _ in range(20)])
+        some = texts.some(64, 30)
+        batch = summary([timed(lambda: memory.embedder.encode(some)) for _ in range(3)])
+        writer = threading.Thread(target=memory.add, args=(texts.some(each, 30), "writer"))
+        writer.start()
+        meanwhile = []
+        while writer.is_alive():
+            meanwhile.append(read())
+    yield {"alone": alone, "batch": batch, "meanwhile": summary(meanwhile), "reads": len(meanwhile),
+           "most": round(max(clock for clock, _ in meanwhile), 1)}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("sizes", "many", "opening", "users"))
+    parser.add_argument("what", choices=("sizes", "many", "opening", "users", "beside", "changes"))
     parser.add_argument("--sizes", type=lambda text: list(map(int, text.split(","))),
                         default=[1_000, 10_000, 100_000])  # fmt: skip
     parser.add_argument("--dim", type=int, default=64)

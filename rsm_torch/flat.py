@@ -178,6 +178,20 @@ def share(
     return old[order], new[order]
 
 
+def atoms_of(state: State, slot: int, ids: np.ndarray) -> np.ndarray:
+    """The names [N] of the atoms that the members of these ids [N] are in; -1: no such member."""
+    rows, atoms = state.of(slot)
+    at = np.flatnonzero(np.isin(state.rows.ids[rows], ids))
+    at = at[state.rows.owner[rows][at] >= 0]
+    at = at[state.rows.ids[rows][at].argsort()]
+    known, names = state.rows.ids[rows][at], np.full(len(ids), -1)
+    if len(known):
+        place = np.minimum(known.searchsorted(ids), len(known) - 1)
+        found = known[place] == ids
+        names[found] = state.atoms.name[atoms][state.rows.owner[rows][at[place[found]]]]
+    return names
+
+
 def renamed(state: State, slot: int, old: np.ndarray, new: np.ndarray) -> None:
     """Let bases go on from the new ids [N] of members that had `old` ones [N], rising."""
     _, atoms = state.of(slot)

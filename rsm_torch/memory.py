@@ -402,6 +402,15 @@ class StreamMemory(nn.Module):
             )
 
     @plainly
+    def atoms_of(self, ids: Tensor, stream: int) -> Tensor:
+        """The names of the atoms that these members [N] of one stream are in, [N] int64 on the CPU; -1:
+        it has no such member."""
+        (slot,) = self._slots([stream], None).tolist()
+        self._use(np.array([slot]))
+        with self._engine.on_host(np.array([slot]), change=False) as state:
+            return torch.from_numpy(flat.atoms_of(state, slot, ids.cpu().numpy()))
+
+    @plainly
     def atoms(self, stream: int) -> Atoms:
         """The atoms of one stream in the order of their handles. Copies."""
         (slot,) = self._slots([stream], None).tolist()

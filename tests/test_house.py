@@ -238,7 +238,7 @@ def code_lines(file: Path) -> int:
 
 def test_files_stay_small():
     # One class each, with all its verbs.
-    most = defaultdict(lambda: 500, {"rsm_torch.memory": 690, "rsm_torch.text.memory": 900})
+    most = defaultdict(lambda: 500, {"rsm_torch.memory": 700, "rsm_torch.text.memory": 900})
     long = {name: code_lines(file) for name, file in MODULES.items()}
     assert {name: n for name, n in long.items() if n > most[name]} == {}
 

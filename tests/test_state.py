@@ -193,6 +193,10 @@ class Life(RuleBasedStateMachine):
         handles = {n: h for h, n in enumerate(state.atoms.name[atoms].tolist()) if n >= 0}
         assert handles == model.handles
         by_atom = model.atoms()
+        if memory.config.members != "none" and state.open[slot]:
+            asked = torch.tensor([*reversed(model.members), 10**12])
+            want = [one.name for one in reversed(model.members.values())]
+            assert memory.atoms_of(asked, slot).tolist() == [*want, -1]
         for name, handle in handles.items():
             assert int(state.atoms.count[atoms][handle]) == len(by_atom[name])
             if self.exact:

@@ -147,16 +147,12 @@ class StreamIndex:
         changed.chunks = dict(given)
         if changed.removed or changed.merged:
             for stream, chunks in given.items():
-                now = dict(self._members(stream))
-                names = [now.get(chunk, -1) for chunk in chunks.ids.tolist()]
-                changed.chunks[stream] = _named(chunks, torch.tensor(names))
+                row = self.rows.get(stream)
+                names = torch.full_like(chunks.ids, -1)
+                if row is not None:
+                    names = self.tensors.atoms_of(chunks.ids, row)
+                changed.chunks[stream] = _named(chunks, names)
         return changed
-
-    def _members(self, stream: int) -> Iterable[tuple[int, int]]:
-        """Chunks of a stream, each with the name of its atom."""
-        row = self.rows[stream]
-        held, names = self.tensors.members(row), self.tensors.atom_labels(row)
-        return zip(held.ids.tolist(), names[held.atoms].tolist(), strict=True)
 
     def reload(self, streams: Mapping[int, Chunks]) -> None:
         """Make these streams hold exactly these chunks."""
