@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from experiments.mmlu_data import Pools, Split, data_hash, deal, make_pools
 from rsm_torch import Calibration, HiddenStateMemory, RSMConfig, StreamMemory, calibrate_tau
 from rsm_torch.cache import cache_folder
 from rsm_torch.calibrate import choose
 from rsm_torch.embedders import MINILM, load_embedder
 from rsm_torch.eval.datasets import load
 from rsm_torch.eval.preparing import cut_stream, window
-from rsm_torch.experiments.mmlu_data import Pools, Split, data_hash, deal, make_pools
 from rsm_torch.files import write_whole
 from rsm_torch.hidden import SMOLLM2, load_causal_lm
 from rsm_torch.provenance import provenance

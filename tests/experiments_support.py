@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from experiments.mmlu_data import FORMS, Pools, Split, deal
+from experiments.mmlu_states import Captured, States
+from experiments.tasks import Task, make_task
 from rsm_torch.eval.datasets import MMLUQuestion
-from rsm_torch.experiments.mmlu_data import FORMS, Pools, Split, deal
-from rsm_torch.experiments.mmlu_states import Captured, States
-from rsm_torch.experiments.tasks import Task, make_task
 
 # More subjects than directions removed, so that something is left to tell them apart by.
 DIM, SUBJECTS, STORED, ASKED = 24, 8, 6, 3

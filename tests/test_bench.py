@@ -13,14 +13,14 @@ import pytest
 import torch
 from cli_support import refused, rsm
 
+from benchmarks.side_by_side import parity, search, skew, timing, write
+from benchmarks.side_by_side.job import Job, prepare
+from benchmarks.side_by_side.peak import can_measure, peak_growth
+from benchmarks.side_by_side.streams import TAU, draw
+from benchmarks.side_by_side.timing import Absent, Row, System, as_json, measure
 from rsm_kernels.merge_gate import host
 from rsm_torch import provenance
 from rsm_torch import search as searching
-from rsm_torch.bench import parity, search, skew, timing, write
-from rsm_torch.bench.job import Job, prepare
-from rsm_torch.bench.peak import can_measure, peak_growth
-from rsm_torch.bench.streams import TAU, draw
-from rsm_torch.bench.timing import Absent, Row, System, as_json, measure
 
 TINY = ("--held", 20, "--dim", 16, "--repeats", 2)
 MODULES = {"faiss": "faiss", "birch": "sklearn", "minibatch": "sklearn", "dbstream": "river"}

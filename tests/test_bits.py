@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from rsm_torch.bench.search_faiss import rabitq
+from benchmarks.side_by_side.search_faiss import rabitq
 from rsm_torch.config import RSMConfig
 from rsm_torch.memory import StreamMemory
 from rsm_torch.storage import BITS, codec

@@ -10,9 +10,9 @@ import pytest
 import torch
 from paths import ROOT
 
+from experiments.mmlu_data import data_hash
 from rsm_torch import Calibration, StreamMemory
 from rsm_torch.embedders import MINILM, load_embedder, packaged_weights
-from rsm_torch.experiments.mmlu_data import data_hash
 from rsm_torch.hidden import SMOLLM2
 from rsm_torch.hidden.models import packaged_model
 from rsm_torch.hidden.saved import load

@@ -7,11 +7,14 @@ import runpy
 
 import numpy as np
 import pytest
+import typer
 from cli_support import DATA, Words, needs_minilm, rsm
 from matplotlib import image
 from paths import ROOT
+from typer.testing import CliRunner
 
 from rsm_torch import embedders
+from rsm_torch.cli import checkout
 
 DEMO = runpy.run_path(str(ROOT / "examples" / "demo.py"))
 
@@ -81,3 +84,14 @@ def test_the_packaged_embedder_finds_most_answers(tmp_path):
     totals = demo(tmp_path, "--streams", 4, "--chunks", 60)["totals"]
     assert totals["answers_sent"] >= 3
     assert totals["tokens_sent"] < 0.5 * totals["tokens_written"]
+
+
+@pytest.mark.parametrize("name", ["demo", "bench", "experiment"])
+def test_outside_of_a_checkout_it_is_said_what_is_missing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    checkout.add(app)
+    result = CliRunner().invoke(app, [name, "write", "--json"])
+    assert result.exit_code == 2
+    assert f"{name}: comes with the repository" in result.output

@@ -61,7 +61,7 @@ shutil.copy(pathlib.Path(os.environ["PYTHONPATH"].split(":")[0]) / "data/ama_ben
 def test_examples(file, tmp_path):
     given = GIVEN.get(file.name, {})
     code = "\n".join(given.get(n, "") + example for n, example in enumerate(EXAMPLES[file]))
-    here = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    here = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": here},

@@ -20,8 +20,7 @@ from experiments_support import (
     write_mmlu,
 )
 
-from rsm_torch.calibrate import calibrate_tau
-from rsm_torch.experiments import (
+from experiments import (
     matched_bytes,
     matched_bytes_report,
     mmlu_data,
@@ -29,9 +28,10 @@ from rsm_torch.experiments import (
     mmlu_sequential_report,
     mmlu_states,
 )
-from rsm_torch.experiments.sequential_memories import RSM, Control
-from rsm_torch.experiments.sharing import share
-from rsm_torch.experiments.tasks import make_task
+from experiments.sequential_memories import RSM, Control
+from experiments.sharing import share
+from experiments.tasks import make_task
+from rsm_torch.calibrate import calibrate_tau
 
 SOME = ("full-rag", "budget-rag-random", "budget-rag-random-int8", "rag-kmeans", "rsm-full-int8")
 

@@ -7,13 +7,13 @@ import torch
 from experiments_support import hand_task, made_task
 from torch.nn.functional import normalize
 
+from experiments import at_rest
+from experiments.at_rest import AtRest, fewer_atoms, put_to_rest
+from experiments.contenders import CONTENDERS, thresholds
+from experiments.matched_bytes import budget_of
+from experiments.rivals_at_rest import Groups, Rows, Signs, Subspace, subspace_bytes
+from experiments.scoring import majorities, score, spread
 from rsm_torch import RSMConfig, StreamMemory
-from rsm_torch.experiments import at_rest
-from rsm_torch.experiments.at_rest import AtRest, fewer_atoms, put_to_rest
-from rsm_torch.experiments.contenders import CONTENDERS, thresholds
-from rsm_torch.experiments.matched_bytes import budget_of
-from rsm_torch.experiments.rivals_at_rest import Groups, Rows, Signs, Subspace, subspace_bytes
-from rsm_torch.experiments.scoring import majorities, score, spread
 
 
 def memory(storage: str = "float32", rank: int = 2, **more) -> StreamMemory:

@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from rsm_torch.cli.bench import bench
+from rsm_torch.cli import checkout
 from rsm_torch.cli.calibrate import calibrate
 from rsm_torch.cli.context import context
-from rsm_torch.cli.demo import demo
 from rsm_torch.cli.eval import evaluate
-from rsm_torch.cli.experiment import experiment
 from rsm_torch.cli.inspect import inspect
 from rsm_torch.cli.mcp import mcp
 from rsm_torch.cli.report import report
@@ -44,13 +42,7 @@ def root(
     """Compact clustered memory for many agent streams."""
 
 
-app.command(
-    context_settings={
-        "allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": [],
-    }
-)(demo)  # fmt: skip
 for command in (context, calibrate, inspect, report, mcp):
     app.command()(command)
 app.command("eval")(evaluate)
-app.add_typer(bench, name="bench")
-app.add_typer(experiment, name="experiment")
+checkout.add(app)

@@ -24,7 +24,7 @@ METHODS = {
 }  # fmt: skip
 # A TemporaryDirectory of theirs goes as a whole.
 TEMPORARY = {
-    "benchmarks/erasure.py", "benchmarks/texts.py", "rsm_torch/bench/skew_texts.py",
+    "benchmarks/erasure.py", "benchmarks/texts.py", "benchmarks/side_by_side/skew_texts.py",
     "rsm_torch/cli/choosing.py",
 }  # fmt: skip
 REMOVING = {"unlink", "rmdir", "rmtree", "removedirs"}

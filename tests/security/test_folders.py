@@ -568,7 +568,7 @@ sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 import torch
 from bombs import BOMBS
-from rsm_torch.bench.peak import peak_growth
+from benchmarks.side_by_side.peak import peak_growth
 for name, make in BOMBS.items():
     folder = Path(sys.argv[1]) / name
     load = make(folder)

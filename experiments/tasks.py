@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from experiments.mmlu_data import CALIBRATED, FORMS, Pools, Split
+from experiments.mmlu_states import States
 from rsm_torch.calibrate import Calibration, calibrate_tau
 from rsm_torch.config import Gate, Policy, RSMConfig, Scope, Storage
-from rsm_torch.experiments.mmlu_data import CALIBRATED, FORMS, Pools, Split
-from rsm_torch.experiments.mmlu_states import States
 from rsm_torch.memory import StreamMemory
 
 Transform = Literal["transformed", "raw"]

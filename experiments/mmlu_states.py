@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.mmlu_data import FORMS, Pools, Split, data_hash
 from rsm_torch.cache import cache_folder
-from rsm_torch.experiments.mmlu_data import FORMS, Pools, Split, data_hash
 from rsm_torch.hidden import activations, load_causal_lm, model_name, weights_hash
 
 MAX_TOKENS = 512

@@ -18,16 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rsm_torch.config import Storage
-from rsm_torch.eval.stats import comparisons, holm
-from rsm_torch.experiments import at_rest
-from rsm_torch.experiments.contenders import WRITING
-from rsm_torch.experiments.mmlu_data import Pools, Split
-from rsm_torch.experiments.mmlu_states import Captured, Progress, Space, States
-from rsm_torch.experiments.scoring import majorities, spread
-from rsm_torch.experiments.sequential_memories import RSM, Control, Sequential
-from rsm_torch.experiments.sharing import share
-from rsm_torch.experiments.tasks import (
+from experiments import at_rest
+from experiments.contenders import WRITING
+from experiments.mmlu_data import Pools, Split
+from experiments.mmlu_states import Captured, Progress, Space, States
+from experiments.scoring import majorities, spread
+from experiments.sequential_memories import RSM, Control, Sequential
+from experiments.sharing import share
+from experiments.tasks import (
     BLOCK,
     PAPER_QUANTILE,
     QUANTILE,
@@ -35,6 +33,8 @@ from rsm_torch.experiments.tasks import (
     Task,
     make_task,
 )
+from rsm_torch.config import Storage
+from rsm_torch.eval.stats import comparisons, holm
 
 RANKS = (1, 2, 4, 8)
 EQUAL = (2, 4, 8)  # ranks that the paper finds equal in quality

@@ -15,8 +15,8 @@ from rsm_torch.cli.eta import Eta
 from rsm_torch.cli.output import print_json, stderr
 
 if TYPE_CHECKING:
-    from rsm_torch.experiments.mmlu_data import Pools, Split
-    from rsm_torch.experiments.mmlu_states import Captured
+    from experiments.mmlu_data import Pools, Split
+    from experiments.mmlu_states import Captured
 
     Work = Callable[[Captured, Pools, list[Split], Eta], dict[str, Any]]
     Told = Callable[[Mapping[str, Any]], tuple[str, dict[str, bytes]]]
@@ -67,10 +67,10 @@ def matched_bytes(
     as_json: AsJson = False,
 ) -> None:
     """Recall@1 of memories of hidden states, each within the same bytes."""
-    from rsm_torch.experiments import matched_bytes as running
-    from rsm_torch.experiments import matched_bytes_report as reporting
-    from rsm_torch.experiments import plots
-    from rsm_torch.experiments.mmlu_data import FORMS
+    from experiments import matched_bytes as running
+    from experiments import matched_bytes_report as reporting
+    from experiments import plots
+    from experiments.mmlu_data import FORMS
 
     if order not in ("shuffled", "sequential"):
         raise CommandError(f"--order: expected shuffled or sequential, got {order!r}")
@@ -112,8 +112,8 @@ def mmlu_sequential(
     as_json: AsJson = False,
 ) -> None:
     """MMLU's subjects one after another: what is left of the first, and what rank K changes."""
-    from rsm_torch.experiments import mmlu_sequential as running
-    from rsm_torch.experiments import mmlu_sequential_report as reporting
+    from experiments import mmlu_sequential as running
+    from experiments import mmlu_sequential_report as reporting
 
     if full:
         layers, pools = FULL_LAYERS, "mean,last"
@@ -176,8 +176,8 @@ def _run(
     forms: Sequence[str],
 ) -> None:
     """Choose the questions, capture their states, run the experiment and write what came of it."""
-    from rsm_torch.experiments import mmlu_data, results_folder
-    from rsm_torch.experiments.mmlu_states import capture_states
+    from experiments import mmlu_data, results_folder
+    from experiments.mmlu_states import capture_states
 
     layers = _wholes("--layers", asked.layers, signed=True)
     if asked.workers < 1:
@@ -219,7 +219,7 @@ def _mmlu(data: Path) -> Path:
 
 def _sizes(limit: int | None) -> tuple[int, int]:
     """Stored and asked questions of each subject."""
-    from rsm_torch.experiments.mmlu_data import ASKED, STORED
+    from experiments.mmlu_data import ASKED, STORED
 
     if limit is None:
         return STORED, ASKED

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from experiments.contenders import CONTENDERS
+from experiments.mmlu_data import Pools, Split
+from experiments.mmlu_states import Captured, Progress, Space, States
+from experiments.rivals_at_rest import NUMBER, row_bytes
+from experiments.scoring import Score, score, summary
+from experiments.sharing import share
+from experiments.tasks import NOISE, QUANTILE, REMOVED, Order, Transform, make_task
 from rsm_torch.eval.stats import comparisons, holm
-from rsm_torch.experiments.contenders import CONTENDERS
-from rsm_torch.experiments.mmlu_data import Pools, Split
-from rsm_torch.experiments.mmlu_states import Captured, Progress, Space, States
-from rsm_torch.experiments.rivals_at_rest import NUMBER, row_bytes
-from rsm_torch.experiments.scoring import Score, score, summary
-from rsm_torch.experiments.sharing import share
-from rsm_torch.experiments.tasks import NOISE, QUANTILE, REMOVED, Order, Transform, make_task
 
 LADDER = (64.0, 31.5, 16.0, 4.0, 1.0)
 MARK = 31.5  # the division of Full-RAG's bytes that the published claim is about

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rsm_torch.bench.peak import peak_growth
+from benchmarks.side_by_side.peak import peak_growth
 
 Progress = Callable[[Iterable[Any], str, int], Iterator[Any]]
 INSTALL = "not installed: pip install rsm-torch[eval]"

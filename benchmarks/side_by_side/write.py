@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsm_torch.bench import write_clusterers, write_faiss
-from rsm_torch.bench.job import Job, Prepared, about, prepare
-from rsm_torch.bench.timing import Absent, Progress, System, as_json, measure, same_atoms
+from benchmarks.side_by_side import write_clusterers, write_faiss
+from benchmarks.side_by_side.job import Job, Prepared, about, prepare
+from benchmarks.side_by_side.timing import Absent, Progress, System, as_json, measure, same_atoms
 
 PEERS: dict[str, Callable[[Prepared], list[System | Absent]]] = {
     "faiss": write_faiss.systems,

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from rsm_torch.bench.job import Prepared
-from rsm_torch.bench.timing import Absent, System
+from benchmarks.side_by_side.job import Prepared
+from benchmarks.side_by_side.timing import Absent, System
 
 NAMES = ("faiss", "faiss + centroids")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rsm_torch.experiments.markdown import (
+from experiments.markdown import (
     about,
     kilobytes,
     p_value,
@@ -14,7 +14,7 @@ from rsm_torch.experiments.markdown import (
     table,
     threshold,
 )
-from rsm_torch.experiments.matched_bytes import REFERENCES, nearest_mark
+from experiments.matched_bytes import REFERENCES, nearest_mark
 
 OURS = "rsm-full-int8"
 SIGNIFICANT = 0.05

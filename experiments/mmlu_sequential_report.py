@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rsm_torch.experiments import plots
-from rsm_torch.experiments.markdown import (
+from experiments import plots
+from experiments.markdown import (
     about,
     kilobytes,
     p_value,
@@ -15,7 +15,7 @@ from rsm_torch.experiments.markdown import (
     table,
     threshold,
 )
-from rsm_torch.experiments.mmlu_sequential import CONTROLS, PAPER, SMALL_RANK, rsm_name
+from experiments.mmlu_sequential import CONTROLS, PAPER, SMALL_RANK, rsm_name
 
 FORGETTING, BY_RANK = "forgetting.png", "ranks.png"
 SMALL = rsm_name(SMALL_RANK, "int8")

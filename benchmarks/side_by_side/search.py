@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsm_torch.bench import search_faiss, search_texts
-from rsm_torch.bench.job import Job, Prepared, about, prepare
-from rsm_torch.bench.timing import Absent, Progress, System, as_json, measure
+from benchmarks.side_by_side import search_faiss, search_texts
+from benchmarks.side_by_side.job import Job, Prepared, about, prepare
+from benchmarks.side_by_side.timing import Absent, Progress, System, as_json, measure
 
 
 def torch_systems(prepared: Prepared, top_k: int) -> list[System | Absent]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rsm_torch.bench.streams import draw
+from benchmarks.side_by_side.streams import draw
 from rsm_torch.config import RSMConfig, Storage
 from rsm_torch.memory import StreamMemory
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from experiments.at_rest import STEPS, Held
 from rsm_torch.config import Storage
-from rsm_torch.experiments.at_rest import STEPS, Held
 from rsm_torch.storage import codec
 from rsm_torch.storage.bits import numbers_of, packed
 from rsm_torch.storage.rotation import rotation

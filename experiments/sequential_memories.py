@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments import at_rest
+from experiments.at_rest import AtRest, Held
+from experiments.contenders import WRITING
+from experiments.rivals_at_rest import COUNT, NUMBER, Groups, Rows, row_bytes
 from rsm_torch.baselines.vectors import make_vectors
 from rsm_torch.config import RSMConfig, Scope, Storage
-from rsm_torch.experiments import at_rest
-from rsm_torch.experiments.at_rest import AtRest, Held
-from rsm_torch.experiments.contenders import WRITING
-from rsm_torch.experiments.rivals_at_rest import COUNT, NUMBER, Groups, Rows, row_bytes
 from rsm_torch.memory import StreamMemory
 from rsm_torch.storage import BITS
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rsm_torch.bench.job import Prepared
-from rsm_torch.bench.timing import Absent, System
+from benchmarks.side_by_side.job import Prepared
+from benchmarks.side_by_side.timing import Absent, System
 
 MOST_STREAMS = 16  # timed
 VOCABULARY, WORDS, ASKED = 5_000, 60, 8  # words known, in a text, in a query

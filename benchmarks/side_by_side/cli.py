@@ -52,8 +52,8 @@ def write(
     out: Out = None,
 ) -> None:
     """Time writing new chunks to many streams at once, one by one, and with other libraries."""
-    from rsm_torch.bench import parity
-    from rsm_torch.bench import write as writing
+    from benchmarks.side_by_side import parity
+    from benchmarks.side_by_side import write as writing
 
     jobs = _jobs(streams, held, chunks=chunks, dim=dim, storage=storage, tau=tau, seed=seed)
     _at_least_one(repeats=repeats)
@@ -86,8 +86,8 @@ def search(
     out: Out = None,
 ) -> None:
     """Time finding chunks in many streams in one call, and with other libraries in loops."""
-    from rsm_torch.bench import parity
-    from rsm_torch.bench import search as searching
+    from benchmarks.side_by_side import parity
+    from benchmarks.side_by_side import search as searching
 
     jobs = _jobs(streams, held, queries=queries, dim=dim, storage=storage, tau=tau, seed=seed)
     _at_least_one(repeats=repeats, top_k=top_k, top_atoms=top_atoms)
@@ -121,9 +121,9 @@ def skew(
     """Bytes and writes of streams of unequal lengths; single writes; forks; busy cores."""
     from dataclasses import asdict
 
-    from rsm_torch.bench import parity
-    from rsm_torch.bench import skew as skewing
-    from rsm_torch.bench.skew_texts import texts
+    from benchmarks.side_by_side import parity
+    from benchmarks.side_by_side import skew as skewing
+    from benchmarks.side_by_side.skew_texts import texts
     from rsm_torch.provenance import load, provenance
 
     _at_least_one(streams=streams, giant=giant, dim=dim, singles=singles, repeats=repeats)
@@ -147,8 +147,8 @@ def _jobs(streams: str, held: str, *, tau: float | None, storage: str, **sizes: 
     """Every combination of --streams and --held."""
     from typing import cast, get_args
 
-    from rsm_torch.bench.job import Job
-    from rsm_torch.bench.streams import TAU
+    from benchmarks.side_by_side.job import Job
+    from benchmarks.side_by_side.streams import TAU
     from rsm_torch.config import Storage
 
     _at_least_one(**{name: value for name, value in sizes.items() if name != "seed"})
@@ -215,7 +215,7 @@ def _parity(check: Any) -> Any:
 def _head(kind: str, job: Any, repeats: int, checked: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from rsm_torch.bench.peak import METHOD
+    from benchmarks.side_by_side.peak import METHOD
     from rsm_torch.provenance import load, provenance
 
     settings = {"tau": job.tau, "storage": job.storage, "seed": job.seed, "repeats": repeats}
@@ -230,7 +230,7 @@ def _head(kind: str, job: Any, repeats: int, checked: Any) -> dict[str, Any]:
 
 
 def _deliver(report: dict[str, Any], as_json: bool, out: Path | None) -> None:
-    from rsm_torch.cli import bench_table
+    from benchmarks.side_by_side import table as tables
     from rsm_torch.files import write_whole
     from rsm_torch.provenance import load
 
@@ -243,10 +243,10 @@ def _deliver(report: dict[str, Any], as_json: bool, out: Path | None) -> None:
         return
     console = stdout()
     if report["bench"] == "skew":
-        console.print(bench_table.skew(report))
+        console.print(tables.skew(report))
     else:
         for shape in report["shapes"]:
-            console.print(bench_table.table(report["bench"], shape))
-    for line in bench_table.lines(report):
+            console.print(tables.table(report["bench"], shape))
+    for line in tables.lines(report):
         console.print(line, markup=False, soft_wrap=True)
     sys.stdout.flush()

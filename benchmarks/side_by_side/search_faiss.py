@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rsm_torch.bench.job import Prepared
-from rsm_torch.bench.timing import Absent, System
+from benchmarks.side_by_side.job import Prepared
+from benchmarks.side_by_side.timing import Absent, System
 from rsm_torch.storage import BITS
 
 

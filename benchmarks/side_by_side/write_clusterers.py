@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rsm_torch.bench.job import Prepared
-from rsm_torch.bench.streams import CENTRES
-from rsm_torch.bench.timing import Absent, System
+from benchmarks.side_by_side.job import Prepared
+from benchmarks.side_by_side.streams import CENTRES
+from benchmarks.side_by_side.timing import Absent, System
 
 MOST = {"birch": 8, "minibatch": 8, "dbstream": 1}  # streams timed
 BIRCH = ("birch, one by one", "birch, by block")

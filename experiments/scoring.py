@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rsm_torch.experiments.contenders import Resting
-from rsm_torch.experiments.tasks import Task
+from experiments.contenders import Resting
+from experiments.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)

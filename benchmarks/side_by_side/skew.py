@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rsm_torch.bench.streams import CENTRES, NOISE, TAU
-from rsm_torch.bench.timing import Progress
+from benchmarks.side_by_side.streams import CENTRES, NOISE, TAU
+from benchmarks.side_by_side.timing import Progress
 from rsm_torch.config import RSMConfig, Storage
 from rsm_torch.memory import StreamMemory
 

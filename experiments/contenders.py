@@ -28,11 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rsm_torch.baselines.vectors import Streams, make_vectors
-from rsm_torch.config import Gate, Policy, Storage
-from rsm_torch.experiments import at_rest
-from rsm_torch.experiments.at_rest import Held
-from rsm_torch.experiments.rivals_at_rest import (
+from experiments import at_rest
+from experiments.at_rest import Held
+from experiments.rivals_at_rest import (
     COUNT,
     NUMBER,
     Groups,
@@ -42,7 +40,9 @@ from rsm_torch.experiments.rivals_at_rest import (
     row_bytes,
     subspace_bytes,
 )
-from rsm_torch.experiments.tasks import PAPER_QUANTILE, RANK, Task
+from experiments.tasks import PAPER_QUANTILE, RANK, Task
+from rsm_torch.baselines.vectors import Streams, make_vectors
+from rsm_torch.config import Gate, Policy, Storage
 from rsm_torch.memory import StreamMemory
 from rsm_torch.storage.pq import CODEWORDS
 
