@@ -49,7 +49,7 @@ def pooled(model: Any, text: str, layer: Any = 2, pool: str = "mean") -> Tensor:
 
 def whole(kept: HiddenStateMemory) -> dict[str, Any]:
     """All of a memory's state, to compare before and after."""
-    store = kept._ready
+    store = kept.ready
     return {**state(kept.memory), "names": store.labels.names, "texts": copy.copy(store.texts)}
 
 

@@ -38,14 +38,14 @@ if importlib.util.find_spec("llama_index") is None:  # too large to install for 
 """,
     },
     "hidden-memory.md": {
-        4: """
+        5: """
 from test_hidden_served import sglang_answer, vllm_file, vllm_output
 outputs = [
     vllm_output(vllm_file(f"{n}.safetensors", layer_ids=[13, 25], model=model), request_id=str(n))
     for n in range(2)
 ]
 """,
-        5: "answer = sglang_answer(model)\n",
+        6: "answer = sglang_answer(model)\n",
     },
     "datasets.md": {
         0: """

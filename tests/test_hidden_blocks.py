@@ -44,7 +44,7 @@ def test_a_stream_never_holds_more_atoms_than_the_default():
     assert kept.counts().members.tolist() == [100, 100]
     assert int(kept.memory.events()["merged"].min()) > 0
     held = kept.memory.members(1)
-    names = kept._ready.labels.decode(held.labels.tolist())
+    names = kept.ready.labels.decode(held.labels.tolist())
     assert held.ids.tolist() == [*range(50, 100), *range(150, 200)]
     assert names == texts[50:100] + texts[150:]
 

@@ -148,7 +148,7 @@ def test_labels_and_texts_go_with_rows():
     script = [[*row, EOS] for row in Letters()(["hello", "hi", "x"])["input_ids"]]
     with kept.while_generating(every=3, labels=["a", None, 3]) as written:
         generate(model, script, prompts)
-    texts = [[kept._ready.texts.get(at) for at in row] for row in written.ids.tolist()]
+    texts = [[kept.ready.texts.get(at) for at in row] for row in written.ids.tolist()]
     assert texts == [["abc", "he", "llo"], ["d", "hi", None], ["ef", "x", None]]
     found = kept.recall(["abc", "d", "ef"], streams=[0, 1, 2], top_k=1)
     assert found.texts == [["abc"], ["d"], ["ef"]]
@@ -368,7 +368,7 @@ def test_an_exception_leaves_no_hooks_and_what_was_complete():
     assert hooks(model) == before
     assert kept.counts().members.tolist() == [2, 2, 1]
     assert written.ids.tolist() == [[0, 3], [1, 4], [2, -1]]
-    assert set(kept._ready.texts) == {0, 1, 2, 3, 4}
+    assert set(kept.ready.texts) == {0, 1, 2, 3, 4}
 
 
 def test_states_that_are_not_finite_are_named_by_layer_and_row():
@@ -408,5 +408,5 @@ def test_a_real_model_writes_what_one_forward_gives(smollm2):
         )
         got = kept.memory.members(row).vectors
         assert cosine_similarity(got, wanted, dim=-1).min() > 0.999
-        texts = [kept._ready.texts[at] for at in written.ids[row].tolist()]
+        texts = [kept.ready.texts[at] for at in written.ids[row].tolist()]
         assert texts == [prompts[row], tokenizer.decode(answer[:4]), tokenizer.decode(answer[4:8])]

@@ -239,7 +239,7 @@ def short(answer):
     [
         (short, r"request 'a1': states of 5 tokens, expected 6 \(4 of the prompt and 2 generated\): "
          "run the engine with disable_radix_cache=True"),
-        (lambda a: (short(a), a["meta_info"].update(cached_tokens=1)), "; 1 came from the prefix"),
+        (lambda a: (short(a), a["meta_info"].update(cached_tokens=2)), "; 2 came from the prefix"),
         (lambda a: a["meta_info"]["hidden_states"].pop(), "states of 5 tokens, expected 6"),
         (lambda a: a["meta_info"].pop("hidden_states"), "no hidden_states in its meta_info; start"),
         (lambda a: a["output_ids"].append(1), "4 output_ids, but its meta_info counts 3 tokens"),
@@ -256,6 +256,27 @@ def test_sglang_answers_that_do_not_fit_are_refused(spoil, message):
     spoil(answer)
     with pytest.raises(ValueError, match=message):
         read_sglang(answer)
+
+
+def test_a_prefix_cache_leaves_the_last_state(tmp_path):
+    whole = read_sglang(sglang_answer())
+    answer = sglang_answer()
+    short(answer)
+    answer["meta_info"]["cached_tokens"] = 1
+    part = read_sglang(answer, prompt_ids=IDS)
+    assert part.partial
+    assert part.token_ids.tolist() == [*IDS[1:], 50, 51]
+    assert torch.equal(part.pool("final", "last"), whole.pool("final", "last"))
+    file = vllm_file(tmp_path / "1.safetensors", token_ids=torch.arange(6))
+    cut = read_vllm(file, LAYER_IDS, partial=True)
+    assert cut.partial
+    assert cut.token_ids.tolist() == [2, 3, 4, 5]
+    assert torch.equal(cut.pool(3, "last"), cut.states[-1, -1])
+    for one, layer in ((part, "final"), (cut, 3)):
+        for pool in ("mean", "first"):
+            with pytest.raises(ValueError, match=r"prefix cache.*'last'"):
+                one.pool(layer, pool)
+    assert not read_vllm(vllm_file(tmp_path / "2.safetensors"), LAYER_IDS, partial=True).partial
 
 
 def test_states_of_sglang_may_be_one_array():

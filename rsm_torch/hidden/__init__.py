@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from rsm_torch.hidden.models import SMOLLM2, load_causal_lm, model_name, weights_hash
     from rsm_torch.hidden.recalled import Recalled
     from rsm_torch.hidden.served import ServedStates, match_requests, read_sglang, read_vllm
+    from rsm_torch.hidden.several import HiddenStateMemories
 
 _HOME = {
     "SMOLLM2": "rsm_torch.hidden.models",
     "Captured": "rsm_torch.hidden.capture",
+    "HiddenStateMemories": "rsm_torch.hidden.several",
     "HiddenStateMemory": "rsm_torch.hidden.memory",
     "Recalled": "rsm_torch.hidden.recalled",
     "ServedStates": "rsm_torch.hidden.served",
@@ -33,6 +35,7 @@ _HOME = {
 __all__ = [
     "SMOLLM2",
     "Captured",
+    "HiddenStateMemories",
     "HiddenStateMemory",
     "Recalled",
     "ServedStates",

@@ -197,7 +197,7 @@ def _forward(model: Any, ids: list[list[int]], pairs: Iterable[Pair]) -> dict[Pa
             for pool in pools
         ]
         captured[-1].run(**padded(ids, input_device(model)), use_cache=False)
-    return {(layer, one.pool): one[layer] for one in captured for layer in layers}
+    return {(layer, str(one.pool)): one[layer] for one in captured for layer in layers}
 
 
 def padded(ids: list[list[int]], device: torch.device) -> dict[str, Tensor]:

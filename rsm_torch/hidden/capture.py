@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -12,9 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rsm_torch.checks import as_flag, named
+from rsm_torch.checks import as_device, as_flag, named, shown
 from rsm_torch.hidden.layers import Layer, Layers, Site, check_model, find_decoder, find_sites
-from rsm_torch.hidden.pooling import Span, check_pooling, counted_tokens, pool_states
+from rsm_torch.hidden.pooling import Pool, Span, check_pooling, counted_tokens, pool_states
+
+Edit = Callable[[Layer, Tensor], Tensor | None]
+
+
+IGNORE_MASKS = {"rwkv"}
 
 
 class _Stopped(Exception):
@@ -28,13 +34,16 @@ class _Stopped(Exception):
 def capture(
     model: nn.Module,
     layers: Layers,
-    pool: str = "last",
+    pool: Pool = "last",
     *,
     mask: Tensor | None = None,
     span: Span | None = None,
     norm: str = "pre",
     stop: bool = False,
     check: bool = True,
+    device: torch.device | str | None = None,
+    grad: bool = False,
+    edit: Edit | None = None,
 ) -> Captured:
     """A context in which the hidden states of a causal language model are kept.
 
@@ -57,9 +66,14 @@ def capture(
         layers: an index, a module's name, or a list of them; or a predicate on module names. Layer
             i is transformers' `hidden_states[i + 1]`, -1 the last one. "final", or the number of
             layers, is the state after the final norm, which transformers gives as the last of
-            `hidden_states` in place of the last layer's.
-        pool: "last", "mean" or "first" of a row's counted tokens, [B, D]; or "none", every token
-            [B, T, D] as it is, padding too.
+            `hidden_states` in place of the last layer's. "embeddings" is what the first layer is
+            given, transformers' `hidden_states[0]`; "all" stands for all decoder layers. Some models
+            (Mamba, RWKV) leave the embeddings out of their `hidden_states`: there, layer i is
+            `hidden_states[i]`. The router of a layer of experts is a module, such as
+            "model.layers.3.mlp.gate": its logits come as [B, T, experts].
+        pool: "last", "mean" or "first" of a row's counted tokens, [B, D]; "none", every token
+            [B, T, D] as it is, padding too; or a function from the states [B, T, D] and which tokens
+            count [B, T] to [B, …], which is to copy what it returns.
         mask: [B, T], not zero for the tokens to count, beside the attention mask; for calls of
             that shape only.
         span: (start, stop), a slice of each row's own tokens (padding is not one of them); negative
@@ -71,6 +85,12 @@ def capture(
             Of nested captures only the innermost should stop.
         check: refuse NaN and infinite states, naming layer and rows. It waits for the device at
             the end of each forward; without it a row in which no token counts is NaN.
+        device: where pooled states go, such as "cpu" to keep those of many layers; None: they stay
+            on their layer's.
+        grad: keep the graph, so that gradients flow back from what was captured.
+        edit: a function from a layer's key and its states [B, T, D], before they are pooled, to others
+            of that shape, which the model goes on with; or to None, having changed them in place or
+            not at all. Not for "embeddings".
 
     Returns:
         a `Captured`, the mapping from layers to states.
@@ -79,11 +99,19 @@ def capture(
         TypeError, ValueError: at once, for arguments that do not fit the model; in the model's call,
             for masks that do not fit it, and states that `check` refuses. That forward leaves
             nothing behind.
+
+    Warns:
+        UserWarning: in the model's call, where rows are padded on the left and the model ignores
+            masks, as RWKV does: its states are then not those of the row alone.
     """
     check_model(model)
     check_pooling(pool, mask, span)
     as_flag(stop, "stop")
     as_flag(check, "check")
+    as_flag(grad, "grad")
+    where = None if device is None else as_device(device)
+    if edit is not None and not callable(edit):
+        raise TypeError(f"edit: expected a function, got {shown(edit)}")
     if any(name.rpartition(".")[2] == "encoder" for name, _ in model.named_modules()) and getattr(
         getattr(model, "config", None), "is_encoder_decoder", False
     ):
@@ -92,7 +120,9 @@ def capture(
             "encoder's; pass model.get_decoder(), and call that"
         )
     sites, called = find_sites(model, layers, norm)
-    return Captured(model, sites, called, (pool, mask, span), stop, check)
+    if edit is not None and any(site.before for site in sites):
+        raise ValueError("edit: the embeddings are what a layer is given; edit a layer's output")
+    return Captured(model, sites, called, (pool, mask, span), stop, check, where, grad, edit)
 
 
 class Captured(Mapping[Layer, Tensor]):
@@ -102,7 +132,8 @@ class Captured(Mapping[Layer, Tensor]):
     looking up also understands negative indices and what was asked for. Each run of the layers
     appends: `acts[12]` is all runs joined along the batch, `acts.steps(12)` one tensor a run.
     While `model.generate` writes with a KV cache, a run holds one new token of each row, after a
-    first run with the prompt. States are detached and stay on the layer's device in its dtype.
+    first run with the prompt. States are detached and stay on the layer's device in its dtype, unless
+    told otherwise.
 
     Attributes:
         norms: "pre", "post" (after the final norm) or None (no decoder layer), by key.
@@ -115,15 +146,20 @@ class Captured(Mapping[Layer, Tensor]):
         model: nn.Module,
         sites: list[Site],
         called: dict[Layer, Layer],
-        pooling: tuple[str, Tensor | None, Span | None],
+        pooling: tuple[Pool, Tensor | None, Span | None],
         stop: bool,
         check: bool,
+        device: torch.device | None,
+        grad: bool,
+        edit: Edit | None,
     ):
         self.pool, self._mask, self._span = pooling
         self.norms = {site.key: site.norm for site in sites}
         self.names = {site.key: site.name for site in sites}
         self._model, self._sites, self._called = model, sites, called
-        self._stop, self._check = stop, check
+        self._stop, self._check, self._device, self._grad = stop, check, device, grad
+        self._edit = edit
+        self._shape: tuple[int, int] | None = None  # rows and tokens of the call under way
         self._steps: dict[Layer, list[Tensor]] = {site.key: [] for site in sites}
         self._hooks: ExitStack | None = None
         self._thread = 0
@@ -225,7 +261,12 @@ class Captured(Mapping[Layer, Tensor]):
                 leave = module.register_forward_hook(self._leave, always_call=True)
                 hooks.callback(leave.remove)
             for site in self._sites:
-                hooks.callback(site.module.register_forward_hook(self._reader(site)).remove)
+                read = self._reader(site)
+                if site.before:
+                    handle = site.module.register_forward_pre_hook(_given(read), with_kwargs=True)
+                else:
+                    handle = site.module.register_forward_hook(read)
+                hooks.callback(handle.remove)
             self._hooks = hooks.pop_all()
         return self
 
@@ -264,6 +305,12 @@ class Captured(Mapping[Layer, Tensor]):
         if self._depth == 0 or module is self._model:
             self._start(found)
             self._depth = 0  # even if an interrupt left it higher
+            given = (
+                argument(module, name, args, kwargs) for name in ("input_ids", "inputs_embeds")
+            )
+            shape = next((tuple(one.shape[:2]) for one in given if one is not None), None)
+            self._shape = shape if shape is None or len(shape) == 2 else None
+            _warn_of_padding(self._model, found)
         elif self._attention is None:
             self._attention = found
         self._depth += 1
@@ -276,10 +323,18 @@ class Captured(Mapping[Layer, Tensor]):
             self._attention, self._counted = None, {}
 
     def _reader(self, site: Site) -> Any:
-        def read(module: nn.Module, args: Any, output: Any) -> None:
+        def read(module: nn.Module, args: Any, output: Any) -> Any:
             if not self.here:
-                return
-            states = _states(output, site)
+                return None
+            states, changed = _states(output, site, self._shape), None
+            if self._edit is not None and (new := self._edit(site.key, states)) is not None:
+                if not isinstance(new, Tensor) or new.shape != states.shape:
+                    raise ValueError(
+                        f"edit: expected states {tuple(states.shape)} of layer {site.key!r} or None, "
+                        f"got {tuple(new.shape) if isinstance(new, Tensor) else shown(new)}"
+                    )
+                states, changed = new, _with_states(output, new)
+            states = states if self._grad else states.detach()
             if self._depth == 0:  # a layer called by itself
                 self._counted = {}
             if site.key in self._running:
@@ -287,9 +342,11 @@ class Captured(Mapping[Layer, Tensor]):
                     f"layer {site.key!r}: ran twice before others had run once; capture layers "
                     "that are shared or run alone by themselves"
                 )
-            self._running[site.key] = pool_states(states, self._counts(states), self.pool)
+            counted = self._counts(states)
+            self._running[site.key] = pool_states(states, counted, self.pool)
             if len(self._running) == len(self._sites):
                 self._finish()
+            return changed
 
         return read
 
@@ -307,9 +364,10 @@ class Captured(Mapping[Layer, Tensor]):
         done, self._running = self._running, {}
         if self._check:
             for key, states in done.items():
-                _refuse_bad(key, states, self._counted[states.device])
+                counted = next(iter(self._counted.values())).to(states.device)
+                _refuse_bad(key, states, self._counted.get(states.device, counted))
         for key, states in done.items():
-            self._steps[key].append(states)
+            self._steps[key].append(states if self._device is None else states.to(self._device))
         if self._stop:
             raise _Stopped(self)
 
@@ -329,11 +387,45 @@ def argument(
     return found if isinstance(found, Tensor) else None
 
 
-def _states(output: Any, site: Site) -> Tensor:
-    """The hidden states [B, T, D] in what a module returned, detached."""
+def _given(read: Callable[[nn.Module, Any, Any], Any]) -> Callable[..., None]:
+    """A hook before a module that reads the states that it is given."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        read(module, args, args[0] if args else kwargs.get("hidden_states"))
+
+    return hook
+
+
+def _warn_of_padding(model: nn.Module, attention: Tensor | None) -> None:
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind in IGNORE_MASKS and attention is not None and not bool(attention[..., 0].all()):
+        warnings.warn(
+            f"{kind} ignores attention masks: states of rows that are padded on the left are not those "
+            "of the rows alone; pad on the right",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _with_states(output: Any, states: Tensor) -> Any:
+    """What a module returned, with other states first."""
+    if isinstance(output, Tensor):
+        return states.view(output.shape)
+    if isinstance(output, Mapping):
+        first = next(iter(output))
+        kind: Any = type(output)
+        return kind({**output, first: states.view(output[first].shape)})
+    return type(output)([states.view(output[0].shape), *output[1:]])
+
+
+def _states(output: Any, site: Site, shape: tuple[int, int] | None) -> Tensor:
+    """The hidden states [B, T, D] in what a module returned; of [B * T, D], as routers return, too,
+    where the call's `shape` (B, T) is known."""
     if isinstance(output, Mapping):
         output = tuple(output.values())
     states = output[0] if isinstance(output, (tuple, list)) and output else output
+    if isinstance(states, Tensor) and states.dim() == 2 and shape is not None:
+        states = states.view(*shape, -1) if len(states) == shape[0] * shape[1] else states
     if not isinstance(states, Tensor) or states.dim() != 3 or not states.is_floating_point():
         got = (
             f"{states.dtype} {tuple(states.shape)}"
@@ -341,13 +433,20 @@ def _states(output: Any, site: Site) -> Tensor:
             else type(states).__name__
         )
         raise TypeError(f"layer {site.name}: expected it to return [B, T, D] states, got {got}")
-    return states.detach()
+    return states
 
 
 def _refuse_bad(key: Layer, states: Tensor, counted: Tensor) -> None:
     """Raises ValueError for states [B, D] or [B, T, D] that are not finite where they count."""
     finite = states.isfinite().all(-1)
-    bad = ~finite if finite.dim() == 1 else (~finite & counted).any(1)
+    each = finite.shape == counted.shape  # of every token
+    bad = (
+        (~finite & counted).any(1)
+        if each
+        else ~finite.flatten(1).all(1)
+        if finite.dim() > 1
+        else ~finite
+    )
     if not bool(bad.any()):
         return
     empty = bad & ~counted.any(1)

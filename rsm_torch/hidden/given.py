@@ -50,7 +50,7 @@ class GivenStates(Upkeep):
         self.origin.check_states(layer, norm)
         states = as_rows(states, "states", (3,), self.memory.config.dim, None)
         _check_batch(states, lengths, self.origin.layer)
-        return self._ready.write_batch(states, streams, lengths, labels, times, ids)
+        return self.ready.write_batch(states, streams, lengths, labels, times, ids)
 
     def write_served(
         self,
@@ -77,7 +77,7 @@ class GivenStates(Upkeep):
                 raise TypeError(f"served: expected a list of ServedStates, got {shown(one)} in it")
         rows = Rows.of(streams, len(served))
         states = torch.stack([self._pooled(one) for one in served])
-        return self._ready.write_items(states, rows, labels, times, ids)
+        return self.ready.write_items(states, rows, labels, times, ids)
 
     def _pooled(self, served: ServedStates) -> Tensor:
         layer = self.origin.layer
@@ -110,7 +110,7 @@ class GivenStates(Upkeep):
         states = as_rows(states, "states", (2,), self.memory.config.dim, None)
         check_finite(states, self.origin.layer, [str(row) for row in range(len(states))])
         rows = Rows.of(streams, len(states))
-        return self._ready.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)
+        return self.ready.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)
 
 
 def _check_batch(states: Tensor, lengths: Any, layer: Layer) -> None:

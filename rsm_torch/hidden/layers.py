@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rsm_torch.checks import as_choice, shown
 
-FINAL = "final"
+FINAL, EMBEDDINGS, ALL = "final", "embeddings", "all"
 Layer = int | str
 Layers = Layer | Callable[[str], bool] | Sequence[Layer]
 
@@ -32,12 +32,14 @@ class Site:
         name: the module's name in the model.
         module: whose output the state is.
         norm: "pre" for a decoder layer's output, "post" after the final norm, None for others.
+        before: whether the state is what the module is given, not what it returns.
     """
 
     key: Layer
     name: str
     module: nn.Module
     norm: str | None
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,10 @@ def _listed(model: nn.Module, layers: Layers) -> list[Layer]:
             some = ", ".join(name for name, _ in list(model.named_modules())[1:6])
             raise ValueError(f"layers: the predicate chose none of the modules ({some} …)")
         return list(chosen)
-    return as_layers(layers)
+    out: list[Layer] = []
+    for layer in as_layers(layers):
+        out += range(len(find_decoder(model).layers)) if layer == ALL else [layer]
+    return out
 
 
 def as_layers(layers: object, name: str = "layers") -> list[Layer]:
@@ -205,6 +210,9 @@ def _site(model: nn.Module, asked: Layer) -> Site:
     if asked == FINAL:
         decoder = find_decoder(model)
         return decoder.layer(len(decoder.layers))
+    if asked == EMBEDDINGS:
+        decoder = find_decoder(model)
+        return Site(EMBEDDINGS, f"{decoder.name}.0", decoder.layers[0], None, before=True)
     modules = dict(model.named_modules())
     if asked not in modules or not asked:
         near = difflib.get_close_matches(asked, modules, n=3, cutoff=0.3)

@@ -139,24 +139,41 @@ class HiddenStateMemory(GivenStates):
             TypeError, ValueError: something is stored already; too few examples for what is to be
                 removed; or as `write` and `calibrate_tau`.
         """
-        if self._store is not None and int(self.memory.counts().atoms.sum()):
-            raise ValueError("calibrate: states are stored already; calibrate before writing")
         n = _number(texts, input_ids, attention_mask)
-        sample, remove_mean = as_count(sample, "sample", 2), as_flag(remove_mean, "remove_mean")
-        remove_directions = as_count(remove_directions, "remove_directions", 0)
+        sample = as_count(sample, "sample", 2)
         if n > sample:
             pick = choose([0] * n, sample, torch.Generator().manual_seed(0))
             texts = None if texts is None else [texts[at] for at in pick]
             input_ids = None if input_ids is None else input_ids[pick]
             attention_mask = None if attention_mask is None else attention_mask[pick]
-        if remove_mean and remove_directions >= (used := min(n, sample)) - 1:
+        self._check_calibration(min(n, sample), remove_mean, remove_directions)
+        states = self._states(texts, input_ids, attention_mask)
+        return self.calibrated_on(states, quantile, sample, remove_mean, remove_directions)
+
+    def _check_calibration(self, used: int, remove_mean: bool, remove_directions: int) -> None:
+        if self._store is not None and int(self.memory.counts().atoms.sum()):
+            raise ValueError("calibrate: states are stored already; calibrate before writing")
+        as_flag(remove_mean, "remove_mean")
+        as_count(remove_directions, "remove_directions", 0)
+        if remove_mean and remove_directions >= used - 1:
             raise ValueError(
                 f"remove_directions: the mean and {remove_directions} directions of {used} "
                 f"examples leave nothing of them; give at least {remove_directions + 2}, or remove "
                 "fewer"
             )
+
+    def calibrated_on(
+        self,
+        states: Tensor,
+        quantile: float = 1.0,
+        sample: int = 50,
+        remove_mean: bool = True,
+        remove_directions: int = 2,
+    ) -> Calibration:
+        """`calibrate` on pooled states [n, D] of examples."""
+        self._check_calibration(min(len(states), sample), remove_mean, remove_directions)
         found = calibrate_tau(
-            self._states(texts, input_ids, attention_mask), quantile, sample,
+            states, quantile, sample,
             remove_mean=remove_mean, remove_directions=remove_directions, embedder=str(self.origin),
         )  # fmt: skip
         self._make(found)
@@ -184,6 +201,11 @@ class HiddenStateMemory(GivenStates):
         width = self._encoder.width
         if width is not None and config.dim != width:
             raise ValueError(f"config: its dim is {config.dim}, the model's states have {width}")
+
+    @property
+    def state_device(self) -> torch.device:
+        """Where the model's states of this layer are."""
+        return self._encoder.device
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -217,7 +239,7 @@ class HiddenStateMemory(GivenStates):
             TypeError, ValueError: arguments that do not fit; states that are not finite.
             RuntimeError: there is no threshold yet.
         """
-        store = self._ready
+        store = self.ready
         rows = Rows.of(streams, _number(texts, input_ids, attention_mask))
         states = self._states(texts, input_ids, attention_mask)
         kept = [texts] if isinstance(texts, str) else texts
@@ -270,7 +292,7 @@ class HiddenStateMemory(GivenStates):
         encoder = self._encoder
         encoder.check_model()
         return Generating(
-            encoder.model, encoder.tokenizer, self.origin, self._ready, streams, every, prompt,
+            encoder.model, encoder.tokenizer, self.origin, self.ready, streams, every, prompt,
             labels, ends, check,
         )  # fmt: skip
 
@@ -297,7 +319,7 @@ class HiddenStateMemory(GivenStates):
         Raises:
             TypeError, ValueError, RuntimeError: as `write`.
         """
-        store = self._ready
+        store = self.ready
         rows = Rows.of(streams, _number(texts, input_ids, attention_mask))
         states = self._states(texts, input_ids, attention_mask)
         return store.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)

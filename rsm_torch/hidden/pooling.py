@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,11 +12,13 @@ from rsm_torch.checks import as_choice, is_dense, shown
 POOLED = ("mean", "last", "first")
 POOLS = (*POOLED, "none")
 Span = tuple[int, int | None]
+Pool = str | Callable[[Tensor, Tensor], Tensor]
 
 
-def check_pooling(pool: str, mask: object, span: object) -> None:
+def check_pooling(pool: Pool, mask: object, span: object) -> None:
     """Raises ValueError or TypeError unless these go together."""
-    as_choice(pool, "pool", POOLS)
+    if not callable(pool):
+        as_choice(pool, "pool", POOLS)
     if pool == "none" and (mask is not None or span is not None):
         raise ValueError("pool: 'none' gives every token; choose among them afterwards")
     if mask is not None and not (isinstance(mask, Tensor) and is_dense(mask)):
@@ -51,6 +55,8 @@ def counted_tokens(
     rows, tokens = states.shape[:2]
     counted = torch.ones(rows, tokens, dtype=torch.bool, device=states.device)
     if attention_mask is not None:
+        if attention_mask.dim() == 4 and attention_mask.shape[0] == rows:
+            attention_mask = of_square(attention_mask, tokens)
         if attention_mask.dim() != 2:
             raise ValueError(
                 f"attention_mask: cannot tell padding from shape {tuple(attention_mask.shape)}; "
@@ -71,6 +77,31 @@ def counted_tokens(
     return counted if span is None else counted & _within(counted, span)
 
 
+def of_square(mask: Tensor, tokens: int) -> Tensor:
+    """Which of the last `tokens` tokens are no padding, [B, T] bool, from a mask [B, 1, T, keys] of
+    who attends to whom, as models are given it with a static cache: those that attend to themselves.
+
+    The keys of a cache that are not filled yet come last. A padded row of which a model lets all keys
+    be attended, so that its softmax is not NaN, is padding all the same. The mask itself if it does not
+    tell, as where all attend to all.
+    """
+    attends = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
+    if attends.shape[1] != tokens or attends.shape[2] < tokens:
+        return mask
+    if tokens == 1:  # written by a model, and no padding
+        return torch.ones(len(mask), 1, dtype=torch.bool, device=mask.device)
+    some = attends & ~attends.all(-1, keepdim=True) if attends.shape[2] > tokens else attends
+    filled = torch.where(some.any(1), torch.arange(attends.shape[2], device=mask.device) + 1, 0)
+    end = max(tokens, int(filled.max()))
+    at = torch.arange(end - tokens, end, device=mask.device)
+    own = attends.gather(2, at.expand(len(mask), -1)[..., None])[..., 0]
+    counted = own & ~(attends.all(-1) & (at < attends.shape[2] - 1))
+    told = ~(attends[:, :, end - tokens : end] & counted[:, :, None] & ~counted[:, None]).any()
+    return (
+        counted if bool(told & counted.any(1).all()) else mask
+    )  # of what counts, none attends to what does not
+
+
 def _within(counted: Tensor, span: Span) -> Tensor:
     """Python's slice of each row's counted tokens, [B, T] bool."""
     place = counted.cumsum(1) - 1
@@ -83,13 +114,20 @@ def _within(counted: Tensor, span: Span) -> Tensor:
     return kept
 
 
-def pool_states(states: Tensor, counted: Tensor, pool: str) -> Tensor:
-    """[B, D] from states [B, T, D] and the tokens that count [B, T]; all of [B, T, D] for "none".
+def pool_states(states: Tensor, counted: Tensor, pool: Pool) -> Tensor:
+    """[B, D] from states [B, T, D] and the tokens that count [B, T]; all of [B, T, D] for "none"; what
+    a function makes of both, [B, …].
 
     Always a copy, on the device and in the dtype of `states`. The mean is taken in float32 at
     least. What does not count is not touched, so that NaN in padding does no harm. A row in which
     nothing counts becomes NaN.
     """
+    if callable(pool):
+        found = pool(states, counted)
+        if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != len(states):
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"pool: expected [{len(states)}, …] of {len(states)} rows, got {got}")
+        return found
     if pool == "none":
         return states.clone()
     if pool == "mean":

@@ -16,6 +16,7 @@ from torch import Tensor
 from rsm_torch.checks import (
     as_choice,
     as_count,
+    as_flag,
     as_integers,
     as_list,
     as_path,
@@ -44,6 +45,8 @@ class ServedStates:
         states: [T, L, D], as the engine gave them.
         layers: L layers, counted as `capture` does; "final" is the state after the final norm.
         norm: "pre" or "post" the final norm, for all of them.
+        partial: whether tokens before these came from the engine's prefix cache, without states; then
+            they can be pooled by "last" alone.
     """
 
     request_id: str
@@ -51,6 +54,7 @@ class ServedStates:
     states: Tensor
     layers: tuple[Layer, ...]
     norm: str
+    partial: bool = False
 
     def pool(self, layer: Layer, pool: str = "mean") -> Tensor:
         """[D], one state of all tokens, as `capture` pools them.
@@ -60,6 +64,11 @@ class ServedStates:
             ValueError: states that are not finite, by layer and token; another pool.
         """
         as_choice(pool, "pool", POOLED)
+        if self.partial and pool != "last":
+            raise ValueError(
+                f"pool: request {self.request_id!r} has no states of what came from the prefix cache, "
+                f"so that only 'last' is whole, not {pool!r}; run the engine without that cache"
+            )
         states = self.states[:, self.place(layer)]
         try:
             check_finite(states, layer, [str(token) for token in range(len(states))])
@@ -86,6 +95,7 @@ def read_vllm(
     layer_ids: Sequence[int],
     tokens: Sequence[int] | Tensor | None = None,
     request_id: str | None = None,
+    partial: bool = False,
 ) -> ServedStates:
     """Read a file that vLLM's `ExampleHiddenStatesConnector` wrote, once it is whole.
 
@@ -99,6 +109,8 @@ def read_vllm(
             is the last layer's, not normalised. 0 is "embeddings".
         tokens: the token ids that should be there.
         request_id: another name; None: the output's, or the file's name.
+        partial: take fewer states than tokens as those of the last tokens, as of a prompt whose
+            beginning was in the prefix cache; see `ServedStates.partial`.
 
     Raises:
         FileNotFoundError: no such file.
@@ -129,10 +141,12 @@ def read_vllm(
             f"{file}: hidden_states is {states.dtype} {tuple(states.shape)}, expected floating "
             "[tokens, layers, hidden]"
         )
-    if len(states) != len(ids):
+    short = as_flag(partial, "partial") and 0 < len(states) < len(ids)
+    if len(states) != len(ids) and not short:
         raise ValueError(
             f"{file}: hidden_states of {len(states)} tokens, token_ids of {len(ids)}; run the "
-            "engine with enable_prefix_caching=False and enable_chunked_prefill=False"
+            "engine with enable_prefix_caching=False and enable_chunked_prefill=False, or, for "
+            "pool='last', read with partial=True"
         )
     if states.shape[1] != len(layer_ids):
         raise ValueError(
@@ -142,7 +156,8 @@ def read_vllm(
     if expected is not None:
         _check_tokens(ids.tolist(), expected, file)
     layers = tuple(k - 1 if k else EMBEDDINGS for k in layer_ids)
-    return ServedStates(request_id or file.stem, ids, states, layers, "pre")
+    ids = ids[len(ids) - len(states) :]
+    return ServedStates(request_id or file.stem, ids, states, layers, "pre", short)
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
@@ -192,7 +207,8 @@ def read_sglang(
 
     They are those of the last layer after the final norm, of the prompt and of all generated
     tokens but the last, which no forward has read; an answer to `return_hidden_states="last"`
-    has the last of them alone.
+    has the last of them alone. Of a prompt whose beginning was in the prefix cache, as its
+    `cached_tokens` say, they are those of the rest (`ServedStates.partial`).
 
     Args:
         response: an answer with `meta_info["hidden_states"]`, a list of blocks [tokens, D] and
@@ -233,8 +249,9 @@ def _sglang(response: Any, prompt_ids: Any) -> ServedStates:
     fed = prompt + max(made - 1, 0)
     last_alone = len(states) == 1 and fed > 1 and _len(found) == 1
     one = torch.as_tensor(found[0]).dim() == 1 if last_alone else False
-    if not one and len(states) != fed:
-        cached = meta.get("cached_tokens")
+    cached = meta.get("cached_tokens")
+    short = type(cached) is int and 0 < cached < fed and len(states) == fed - cached
+    if not one and not short and len(states) != fed:
         raise ValueError(
             f"request {name!r}: states of {len(states)} tokens, expected {fed} ({prompt} of the "
             f"prompt and {max(made - 1, 0)} generated)"
@@ -242,7 +259,7 @@ def _sglang(response: Any, prompt_ids: Any) -> ServedStates:
             + ": run the engine with disable_radix_cache=True and chunked_prefill_size=-1"
         )
     ids = _sglang_tokens(response, prompt_ids, prompt, made, name)
-    return ServedStates(name, ids[-1:] if one else ids, states[:, None], (FINAL,), "post")
+    return ServedStates(name, ids[fed - len(states) :], states[:, None], (FINAL,), "post", short)
 
 
 def _count(meta: Mapping[str, Any], what: str, name: str) -> int:

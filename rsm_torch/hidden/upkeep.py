@@ -29,10 +29,10 @@ class Upkeep:
     @property
     def memory(self) -> StreamMemory:
         """The tensors. Raises RuntimeError while there is no threshold to cluster by."""
-        return self._ready.memory
+        return self.ready.memory
 
     @property
-    def _ready(self) -> Store:
+    def ready(self) -> Store:
         if self._store is None:
             raise RuntimeError(
                 "this memory has no threshold yet: call calibrate(texts) with up to 50 examples, "
@@ -50,18 +50,18 @@ class Upkeep:
 
     def nbytes(self) -> dict[str, int]:
         """As `StreamMemory.nbytes`, of "texts" and "label_names" in UTF-8, and the "total"."""
-        return self._ready.nbytes()
+        return self.ready.nbytes()
 
     def forget(
         self, ids: Sequence[int] | Tensor, streams: Sequence[int] | Tensor | None = None
     ) -> None:
         """Remove items, as `StreamMemory.forget`. KeyError for ids that are not stored."""
-        self._ready.forget(ids, streams)
+        self.ready.forget(ids, streams)
 
     def reset(self, streams: Sequence[int] | Tensor | None = None) -> None:
         """Empty these streams; None: all."""
-        self._ready.reset(streams)
+        self.ready.reset(streams)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write all but the model into `folder`; an older memory there stays until it is whole."""
-        save(as_path(folder, "folder"), self._ready, self.origin)
+        save(as_path(folder, "folder"), self.ready, self.origin)
