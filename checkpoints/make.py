@@ -29,7 +29,7 @@ from rsm_torch.text.items import Item
 
 HERE = Path(__file__).parent
 COMMAND = "python checkpoints/make.py --data FOLDER"
-MMLU = "mmlu-smollm2-k2-int8"
+MMLU = "mmlu-smollm2-bits1"
 CHUNKED = ("ama_bench", "locomo", "realmem")
 VERSIONS = ("rsm-torch", "torch", "transformers", "sentence-transformers")
 EPISODES, EXAMPLES = 10, 50

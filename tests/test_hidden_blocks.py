@@ -35,7 +35,7 @@ def limited(atoms: int | None = 6, **more) -> StreamMemory:
 def test_a_stream_never_holds_more_atoms_than_the_default():
     drawn = random.Random(0)
     texts = ["".join(drawn.choices(ascii_lowercase, k=6)) for _ in range(200)]
-    kept = memory(config=None, streams=2)
+    kept = memory(model=llama(width=256), config=None, streams=2)  # signs need numbers
     kept.calibrate(EXAMPLES)
     for start in range(0, 200, 50):
         some = texts[start : start + 50]
@@ -51,7 +51,7 @@ def test_a_stream_never_holds_more_atoms_than_the_default():
 
 @pytest.mark.parametrize("most", [1, 5, None])
 def test_max_atoms_is_what_it_is_told(most):
-    kept = memory(config=None, max_atoms=most, streams=1)
+    kept = memory(model=llama(width=256), config=None, max_atoms=most, streams=1)
     kept.calibrate(EXAMPLES)
     for text in WORDS[:40]:  # one at a time, too
         kept.write(text, labels=[text])

@@ -207,7 +207,7 @@ def test_calibrate_sets_threshold_transform_and_defaults():
     found = kept.calibrate(EXAMPLES)
     settings = kept.memory.config
     assert (settings.scope, settings.members, settings.storage, settings.rank) == (
-        "nearest", "coefficients", "int8", 2,
+        "nearest", "full", "bits1", 2,
     )  # fmt: skip
     assert (settings.max_atoms, settings.policy) == (32, "ward")
     assert settings.tau == found.tau

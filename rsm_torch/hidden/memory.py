@@ -51,9 +51,10 @@ class HiddenStateMemory(GivenStates):
             name.
         pool: which of a text's tokens, "mean", "last" or "first".
         norm: "post" takes the last layer after the final norm; None: "pre".
-        config: what to cluster by. None: the settings that hold for hidden states, rank-2 int8
-            bases, members as coefficients, `scope="nearest"`, and at most `max_atoms` atoms, of
-            which those two merge that spread their members least (`policy="ward"`).
+        config: what to cluster by. None: the settings that hold for hidden states, rows by their
+            signs (`storage="bits1"`; int8 where the memory is not on a CPU), rank-2 int8 bases,
+            `scope="nearest"`, and at most `max_atoms` atoms, of which those two merge that spread
+            their members least (`policy="ward"`).
         calibration: its transform, and with config=None its tau. None: call `calibrate`, or
             cluster raw states by the config's tau.
         max_atoms: most atoms of a stream with config=None; None: no limit. A config has its own.
@@ -185,9 +186,10 @@ class HiddenStateMemory(GivenStates):
         if config is None and calibration is not None:
             if width is None:
                 raise ValueError("config: the model does not say how wide its states are; give one")
+            few = torch.device(self._place[1]).type == "cpu" and self._place[2] != "triton"
             config = RSMConfig(
                 width, calibration.tau, rank=min(2, width), scope="nearest",
-                members="coefficients", storage="int8", policy="ward", max_atoms=self._max_atoms,
+                storage="bits1" if few else "int8", policy="ward", max_atoms=self._max_atoms,
             )  # fmt: skip
         elif config is not None and calibration is not None and self._store is not None:
             config = replace(config, tau=calibration.tau)
