@@ -246,3 +246,77 @@ def _numbers(option: str, given: str) -> tuple[float, ...]:
         return tuple(dict.fromkeys(float(part) for part in _parts(given)))
     except ValueError:
         raise CommandError(f"{option}: expected numbers with commas, got {given!r}") from None
+
+
+SETS = {
+    "bounded": ("locomo", "ama_bench"),
+    "coverage": ("beam_100k", "locomo"),
+    "redundancy": ("ama_bench", "locomo"),
+}
+EPISODES, QUICK = 40, 2
+
+
+@experiment.command()
+@one_line_errors
+def atoms(
+    data: Annotated[Path, typer.Option(help="A folder of datasets.")],
+    question: Annotated[str, typer.Option(help="bounded, coverage, redundancy or speed.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Two episodes, one seed.")] = False,
+    out: Out = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """What are atoms for? One question, against the best flat rival."""
+    from experiments import atoms as asking
+    from experiments import atoms_report, results_folder
+
+    if question not in (*asking.QUESTIONS, "speed"):
+        kinds = ", ".join((*asking.QUESTIONS, "speed"))
+        raise CommandError(f"--question: expected one of {kinds}, got {question!r}")
+    if out is not None:
+        results_folder.check_out(out)
+    with Eta() as eta:
+        if question == "speed":
+            sets = {"": asking.speed(eta, quick)}
+        else:
+            sets = {name: _asked_of(name, data, question, quick, eta) for name in SETS[question]}
+    options = ["--data", str(data), "--question", question, *(["--quick"] if quick else [])]
+    options += [] if report is None else ["--report", str(report)]
+    command = shlex.join(["rsm", "experiment", "atoms", *options])
+    found = {"experiment": "atoms", "question": question, "sets": sets}
+    results = results_folder.with_provenance(found, command)
+    text, plots = (
+        atoms_report.report(results, f"{question}.png"),
+        {f"{question}.png": atoms_report.plot(results)},
+    )
+    written = [] if out is None else results_folder.write_folder(out, results, text, plots)
+    written += [] if report is None else results_folder.write_report(report, text, plots)
+    for path in written:
+        stderr().print(f"saved: {path}", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(results)
+    else:
+        print(text)
+
+
+def _asked_of(dataset: str, data: Path, question: str, quick: bool, eta: Eta) -> dict[str, Any]:
+    """One question of one dataset."""
+    from itertools import islice
+
+    from experiments import atoms as asking
+    from rsm_torch.cache import RowCache, cache_folder
+    from rsm_torch.embedders import MINILM, load_embedder
+    from rsm_torch.eval.datasets import load
+    from rsm_torch.eval.preparing import prepare
+    from rsm_torch.eval.sources import content_hash
+    from rsm_torch.tokens import token_counter
+
+    embedder: Any = load_embedder(MINILM, "cpu")
+    episodes = list(islice(load(data, dataset), QUICK if quick else EPISODES))
+    rows = RowCache(cache_folder("embeddings") / "experiments.rows")
+    prepared = prepare(dataset, episodes, embedder, embedder.tokenizer, rows, eta)
+    count = token_counter(embedder.tokenizer)
+    streams = {one.key: asking.rows_of(one, count) for one in prepared.streams if one.chunks}
+    found = asking.QUESTIONS[question](prepared, streams, eta, quick)
+    about = {"streams": len(streams), "chunks": sum(len(one.x) for one in streams.values())}
+    return {**found, **about, "data": content_hash(episodes)[:16]}
