@@ -342,7 +342,7 @@ def speed(
     import faiss
 
     faiss.omp_set_num_threads(1)
-    cells = []
+    cells: list[dict[str, Any]] = []
     for n in sizes[: 1 if quick else None]:
         told("speed", len(cells), 20)
         cells += _of_size(faiss, n, dim)
@@ -362,7 +362,8 @@ def _of_size(faiss: Any, n: int, dim: int) -> list[dict[str, Any]]:
     start = time.perf_counter()
     for block in torch.from_numpy(x).split(1_000):
         memory.write(block[None])
-    built, atoms, cells = time.perf_counter() - start, int(memory.counts().atoms[0]), []
+    built, atoms = time.perf_counter() - start, int(memory.counts().atoms[0])
+    cells: list[dict[str, Any]] = []
     asked = torch.from_numpy(q)
 
     def by_atoms(top: int) -> Callable[[int], Any]:
