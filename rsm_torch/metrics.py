@@ -141,3 +141,52 @@ def prometheus(registry: Any = None) -> Hook:
         seconds.labels(event.verb).observe(event.seconds)
 
     return count
+
+
+def gauges(memory: Any, registry: Any = None, name: str = "memory") -> None:
+    """Have what an `AgentMemory` holds be read whenever a registry is.
+
+    Series, all by `memory` (its `name`): `rsm_streams`, `rsm_items` and `rsm_atoms`, and `rsm_bytes` by kind: "live",
+    "allocated" and "reserved" of the tensors that are loaded (see `StreamMemory.nbytes`), and "store". A
+    memory that is closed, or in another process, has none.
+
+    Args:
+        registry: prometheus-client's; None: its default.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import prometheus_client
+        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise ImportError(
+            "gauges needs prometheus-client; pip install 'rsm-torch[metrics]'"
+        ) from error
+
+    class Held(Collector):
+        def describe(self) -> list[Any]:
+            return []  # the same names for several memories
+
+        def collect(self) -> list[Any]:
+            try:
+                counts = memory.counts().values()
+                kinds = memory.tensors.nbytes() | {"store": memory.nbytes()["store"]}
+            except RuntimeError:
+                return []
+            sums = {
+                "streams": len(counts),
+                "items": sum(count.items for count in counts),
+                "atoms": sum(count.atoms for count in counts),
+            }
+            out = []
+            for what, value in sums.items():
+                out.append(GaugeMetricFamily(f"rsm_{what}", f"{what} held", labels=["memory"]))
+                out[-1].add_metric([name], value)
+            out.append(GaugeMetricFamily("rsm_bytes", "bytes held", labels=["memory", "kind"]))
+            for kind, value in kinds.items():
+                out[-1].add_metric([name, kind], value)
+            return out
+
+    (prometheus_client.REGISTRY if registry is None else registry).register(Held())

@@ -13,6 +13,7 @@ from rsm_torch.cli.eval import evaluate
 from rsm_torch.cli.inspect import inspect
 from rsm_torch.cli.mcp import mcp
 from rsm_torch.cli.report import report
+from rsm_torch.cli.top import top
 
 app = typer.Typer(
     name="rsm",
@@ -42,7 +43,7 @@ def root(
     """Compact clustered memory for many agent streams."""
 
 
-for command in (context, calibrate, inspect, report, mcp):
+for command in (context, calibrate, inspect, report, mcp, top):
     app.command()(command)
 app.command("eval")(evaluate)
 checkout.add(app)
