@@ -367,7 +367,7 @@ def _of_size(faiss: Any, n: int, dim: int) -> list[dict[str, Any]]:
     asked = torch.from_numpy(q)
 
     def by_atoms(top: int) -> Callable[[int], Any]:
-        return lambda at: memory.search(asked[at : at + 1], [0], 10, top).ids[0]
+        return lambda at: memory.search(asked[at : at + 1], [0], top_k=10, top_atoms=top).ids[0]
 
     def by_index(index: Any) -> Callable[[int], Any]:
         return lambda at: index.search(q[at : at + 1], 10)[1][0]
