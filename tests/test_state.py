@@ -255,9 +255,9 @@ class Life(RuleBasedStateMachine):
         else:
             plan = self.or_no_room(lambda: self.memory.plan(x, slots, lengths, **given))
             if plan and T < 10:
-                self.memory.backend = "reference"
+                usual, self.memory.backend = self.memory.backend, "reference"
                 again = self.memory.plan(x, slots, lengths, **given)
-                self.memory.backend = "auto"
+                self.memory.backend = usual
                 assert torch.equal(plan.atoms, again.atoms)
             out = plan and self.or_no_room(lambda: self.memory.commit(plan))
             names = plan and plan.names

@@ -245,20 +245,20 @@ class RayAgentMemory:
             self._moving = True
             await self._changed.wait_for(lambda: self._under_way == 0)
         try:
-            files = [int(f.stem.removeprefix("shard-")) for f in self._folder.glob("shard-*.db")]
-            for number in range(len(self._shards), max([actors, *(n + 1 for n in files)])):
-                file = str(self._folder / f"shard-{number}.db")
+            before = next(n for n in range(10_001) if not self._file(n).exists())
+            for number in range(len(self._shards), max(actors, before)):
+                file = str(self._file(number))
                 how = {"max_restarts": -1, "max_concurrency": 1_000, **self._options}
                 self._shards.append(ray.remote(Shard).options(**how).remote(self._make, file))
             self._ring, moved = Ring(actors), 0
             for number in range(len(self._shards)):
                 for stream in await self._ask(number, "streams"):
                     moved += await self._settle(stream, number)
-            for number in range(actors, len(self._shards)):
+            for number in reversed(range(actors, len(self._shards))):
                 await self._ask(number, "close")
                 ray.kill(self._shards[number])
-                for end in ("", "-wal", "-shm"):
-                    (self._folder / f"shard-{number}.db{end}").unlink(missing_ok=True)
+                for gone in (self._file(number), self._file(number, "-wal")):
+                    gone.unlink(missing_ok=True)  # whose streams have all moved
             del self._shards[actors:]
             return moved
         finally:
@@ -290,6 +290,9 @@ class RayAgentMemory:
             with suppress(RayActorError):  # a file that was not closed is as good
                 await shard.call.remote("close", (), {})
             ray.kill(shard)
+
+    def _file(self, number: int, end: str = "") -> Path:
+        return self._folder / f"shard-{number}.db{end}"
 
     def _owner(self, stream: str) -> int:
         return self._ring.shard(read_stream(stream))
@@ -327,7 +330,7 @@ class RayAgentMemory:
             except (RayActorError, ActorUnavailableError) as error:
                 if not again or not left:
                     raise ConnectionError(
-                        f"{verb}: the actor of {self._folder / f'shard-{number}.db'} died meanwhile; whether this "
+                        f"{verb}: the actor of {self._file(number)} died meanwhile; whether this "
                         "was made is not known. What was acknowledged before is in its file"
                     ) from error
                 await asyncio.sleep(WAIT)

@@ -211,7 +211,12 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "load_causal_lm": (load_causal_lm, {"spec": "/no/such/folder", "device": "cpu"}),
     "pool": (ONE.pool, {"layer": 2, "pool": "mean"}),
 }  # fmt: skip
-USERS_OWN = ("tokenizer", "layers", "progress")  # a callable of the user's may raise what it likes
+USERS_OWN = (
+    "tokenizer",
+    "layers",
+    "progress",
+    "pool",
+)  # a callable of the user's may raise what it likes
 
 
 @pytest.mark.parametrize(
