@@ -214,39 +214,42 @@ def growth(given: Given) -> list[dict[str, Any]]:
 
 def algorithm_e(given: Given) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    dim, rank, each = 384, 8, 10
-    times, out = (20, 50)[not given.quick], []
+    dim, each, out = 384, 10, []
     for count in (50, 200, 1_000):
         given.told("algorithm-e", count, 1_000)
-        centres = rng.standard_normal((count, dim))
-        x = np.repeat(centres, each, 0) + 0.3 * rng.standard_normal((count * each, dim))
-        x = torch.from_numpy((x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32))
-        memory = StreamMemory(RSMConfig(dim, tau=0.7, rank=rank))
-        memory.write(x[None])
-        bases = memory.atoms(0).bases.numpy()  # [M, K, D]
-        if len(bases) != count:
-            raise RuntimeError(f"expected {count} atoms, got {len(bases)}")
-        first, stacked, rows = (
-            bases[:, 0].copy(), bases.reshape(-1, dim), x.numpy(),
-        )  # fmt: skip
-        queries = rng.standard_normal((times, 1, dim)).astype(np.float32)
-        asks: dict[str, Callable[[np.ndarray], Any]] = {
-            "Full-RAG, one product": lambda q, rows=rows: rows @ q[0],
-            "v1, one product": lambda q, first=first: first @ q[0],
-            "full basis, precomputed": lambda q, stacked=stacked: np.linalg.norm(
-                (stacked @ q[0]).reshape(-1, rank), axis=1
-            ),
-            "full basis, atom by atom": lambda q, bases=bases: [np.linalg.norm(u @ q[0]) for u in bases],
-            "memory, v1 and cosine": lambda q, memory=memory: memory.search(torch.from_numpy(q)),
-            "memory, full basis and subspace": lambda q, memory=memory: memory.search(
-                torch.from_numpy(q), atom_score="full_basis", chunk_score="subspace"
-            ),
-        }  # fmt: skip
-        out += [
-            {"rule": rule, "mark": count, "value": _milliseconds(ask, queries)}
-            for rule, ask in asks.items()
-        ]
+        centres = np.repeat(rng.standard_normal((count, dim)), each, 0)
+        rows = centres + 0.3 * rng.standard_normal(centres.shape)
+        rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+        queries = rng.standard_normal((20 if given.quick else 50, 1, dim)).astype(np.float32)
+        for rule, ask in _scorers(rows, count).items():
+            out.append({"rule": rule, "mark": count, "value": _milliseconds(ask, queries)})
     return [{**_part("One query at a time", "atoms", None, out), "measure": "ms, median"}]
+
+
+def _scorers(rows: np.ndarray, atoms: int) -> dict[str, Callable[[np.ndarray], Any]]:
+    """Ways to score `rows` [N, D], or the atoms they make, for a query [1, D].
+
+    Raises:
+        RuntimeError: the rows make another number of atoms.
+    """
+    dim, rank = rows.shape[1], 8
+    memory = StreamMemory(RSMConfig(dim, tau=0.7, rank=rank))
+    memory.write(torch.from_numpy(rows)[None])
+    bases = memory.atoms(0).bases.numpy()  # [M, K, D]
+    if len(bases) != atoms:
+        raise RuntimeError(f"expected {atoms} atoms, got {len(bases)}")
+    first, stacked = bases[:, 0].copy(), bases.reshape(-1, dim)
+    subspace: Any = {"atom_score": "full_basis", "chunk_score": "subspace"}
+    return {
+        "Full-RAG, one product": lambda q: rows @ q[0],
+        "v1, one product": lambda q: first @ q[0],
+        "full basis, precomputed": lambda q: np.linalg.norm(
+            (stacked @ q[0]).reshape(-1, rank), axis=1
+        ),
+        "full basis, atom by atom": lambda q: [np.linalg.norm(basis @ q[0]) for basis in bases],
+        "memory, v1 and cosine": lambda q: memory.search(torch.from_numpy(q)),
+        "memory, full basis and subspace": lambda q: memory.search(torch.from_numpy(q), **subspace),
+    }
 
 
 def _milliseconds(ask: Callable[[np.ndarray], Any], queries: np.ndarray) -> float:
