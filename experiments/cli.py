@@ -1,4 +1,4 @@
-"""`rsm experiment matched-bytes | mmlu-sequential`: the paper's tables on hidden states, remade."""
+"""`rsm experiment NAME`: the paper's tables remade, and what atoms are for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments.paper import ROWS, Given, Row
 from rsm_torch.cli.errors import CommandError, one_line_errors
 from rsm_torch.cli.eta import Eta
 from rsm_torch.cli.output import print_json, stderr
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 LAYER, FULL_LAYERS = "24", "4,9,14,19,24,29"
 
-experiment = typer.Typer(no_args_is_help=True, help="Remake the paper's tables on hidden states.")
+experiment = typer.Typer(no_args_is_help=True, help="Remake the paper's tables.")
 
 Data = Annotated[
     Path, typer.Option(help="A folder of datasets that holds mmlu, or MMLU's folder itself.")
@@ -320,3 +321,55 @@ def _asked_of(dataset: str, data: Path, question: str, quick: bool, eta: Eta) ->
     found = asking.QUESTIONS[question](prepared, streams, eta, quick)
     about = {"streams": len(streams), "chunks": sum(len(one.x) for one in streams.values())}
     return {**found, **about, "data": content_hash(episodes)[:16]}
+
+
+# -- the paper's rows ------------------------------------------------------------------------------
+
+
+@experiment.command("list")
+def list_rows() -> None:
+    """What each of the paper's rows shows and takes, and what the paper has."""
+    for row in ROWS:
+        print(f"{row.name}\n  {row.shows}\n  takes: {row.takes}\n  paper: {row.paper}")
+
+
+def _command_of(row: Row) -> Callable[..., None]:
+    @one_line_errors
+    def made(
+        data: Annotated[Path, typer.Option(help="A folder of datasets.")],
+        quick: Annotated[bool, typer.Option("--quick", help="Little of the data.")] = False,
+        out: Out = None,
+        report: Report = None,
+        as_json: AsJson = False,
+    ) -> None:
+        from experiments import paper_report, paper_rows, results_folder
+
+        if out is not None:
+            results_folder.check_out(out)
+        with Eta() as eta:
+            parts = getattr(paper_rows, row.name.replace("-", "_"))(Given(data, quick, eta))
+        options = ["--data", str(data), *(["--quick"] if quick else [])]
+        options += [] if report is None else ["--report", str(report)]
+        command = shlex.join(["rsm", "experiment", row.name, *options])
+        about = {key: getattr(row, key) for key in ("shows", "takes", "paper", "conditions")}
+        found = {"experiment": row.name, **about, "parts": parts}
+        results = results_folder.with_provenance(found, command)
+        picture = f"{row.name}.png"
+        text, plots = paper_report.report(results, picture), {picture: paper_report.plot(results)}
+        written = [] if out is None else results_folder.write_folder(out, results, text, plots)
+        if report is not None:
+            written += results_folder.write_report(report, text, plots)
+            written += results_folder.write_json(report.with_suffix(".json"), results)
+        for path in written:
+            stderr().print(f"saved: {path}", markup=False, soft_wrap=True)
+        if as_json:
+            print_json(results)
+        else:
+            print(text)
+
+    made.__doc__ = row.shows
+    return made
+
+
+for _row in ROWS:
+    experiment.command(_row.name)(_command_of(_row))

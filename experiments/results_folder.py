@@ -32,8 +32,7 @@ def write_folder(
 ) -> list[Path]:
     """Write everything into `out`; each file appears whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    files = {RESULTS: data.encode(), TABLE: text.encode(), **plots}
+    files = {RESULTS: _as_json(results), TABLE: text.encode(), **plots}
     for name, content in files.items():
         write_whole(out / name, content)
     return [out / name for name in files]
@@ -52,3 +51,12 @@ def write_report(report: Path, text: str, plots: Mapping[str, bytes]) -> list[Pa
     for path, content in files.items():
         write_whole(path, content)
     return [report, *list(files)[:-1]]
+
+
+def write_json(path: Path, results: Mapping[str, Any]) -> list[Path]:
+    write_whole(path, _as_json(results))
+    return [path]
+
+
+def _as_json(results: Mapping[str, Any]) -> bytes:
+    return (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode()

@@ -26,7 +26,7 @@ def add(app: typer.Typer) -> None:
                 context_settings=ANYTHING)(demo)  # fmt: skip
     for name, module, what in (
         ("bench", "benchmarks.side_by_side.cli", "Time this memory and its peers side by side."),
-        ("experiment", "experiments.cli", "Remake the paper's tables on hidden states."),
+        ("experiment", "experiments.cli", "Remake the paper's tables."),
     ):
         if is_checkout():
             if str(ROOT) not in sys.path:
