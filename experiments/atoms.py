@@ -97,7 +97,7 @@ def farthest_first(x: np.ndarray, most: int) -> np.ndarray:
     near = np.full((most + 1, most + 1), -np.inf, np.float32)
     slots: list[int] = []  # the row of `near` of each kept place
     for at in range(len(x)):
-        slot = next(n for n in range(most + 1) if n not in slots) if len(slots) <= most else 0
+        slot = next(n for n in range(most + 1) if n not in slots)
         if slots:
             near[slot, slots] = near[slots, slot] = x[kept] @ x[at]
         kept.append(at)

@@ -193,17 +193,36 @@ def _run(
         results = work(captured, made, splits, eta)
     results = results_folder.with_provenance(results, asked.command(name, options))
     text, pictures = told(results)
-    written = []
-    if asked.out is not None:
-        written += results_folder.write_folder(asked.out, results, text, pictures)
-    if asked.report is not None:
-        written += results_folder.write_report(asked.report, text, pictures)
+    _deliver(results, text, pictures, asked.out, asked.report, asked.as_json)
+
+
+def _deliver(
+    results: dict[str, Any],
+    text: str,
+    pictures: Mapping[str, bytes],
+    out: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Write and print what an experiment found."""
+    from experiments import results_folder
+
+    written = [] if out is None else results_folder.write_folder(out, results, text, pictures)
+    if report is not None:
+        written += results_folder.write_report(report, text, pictures)
+        written += results_folder.write_json(report.with_suffix(".json"), results)
     for path in written:
         stderr().print(f"saved: {path}", markup=False, soft_wrap=True)
-    if asked.as_json:
+    if as_json:
         print_json(results)
     else:
         print(text)
+
+
+def _command(name: str, data: Path, quick: bool, report: Path | None, *more: str) -> str:
+    options = ["--data", str(data), *more, *(["--quick"] if quick else [])]
+    options += [] if report is None else ["--report", str(report)]
+    return shlex.join(["rsm", "experiment", name, *options])
 
 
 def _model(given: str) -> str:
@@ -281,23 +300,12 @@ def atoms(
             sets = {"": asking.speed(eta, quick)}
         else:
             sets = {name: _asked_of(name, data, question, quick, eta) for name in SETS[question]}
-    options = ["--data", str(data), "--question", question, *(["--quick"] if quick else [])]
-    options += [] if report is None else ["--report", str(report)]
-    command = shlex.join(["rsm", "experiment", "atoms", *options])
     found = {"experiment": "atoms", "question": question, "sets": sets}
+    command = _command("atoms", data, quick, report, "--question", question)
     results = results_folder.with_provenance(found, command)
-    text, plots = (
-        atoms_report.report(results, f"{question}.png"),
-        {f"{question}.png": atoms_report.plot(results)},
-    )
-    written = [] if out is None else results_folder.write_folder(out, results, text, plots)
-    written += [] if report is None else results_folder.write_report(report, text, plots)
-    for path in written:
-        stderr().print(f"saved: {path}", markup=False, soft_wrap=True)
-    if as_json:
-        print_json(results)
-    else:
-        print(text)
+    picture = f"{question}.png"
+    plots = {picture: atoms_report.plot(results)}
+    _deliver(results, atoms_report.report(results, picture), plots, out, report, as_json)
 
 
 def _asked_of(dataset: str, data: Path, question: str, quick: bool, eta: Eta) -> dict[str, Any]:
@@ -348,24 +356,13 @@ def _command_of(row: Row) -> Callable[..., None]:
             results_folder.check_out(out)
         with Eta() as eta:
             parts = getattr(paper_rows, row.name.replace("-", "_"))(Given(data, quick, eta))
-        options = ["--data", str(data), *(["--quick"] if quick else [])]
-        options += [] if report is None else ["--report", str(report)]
-        command = shlex.join(["rsm", "experiment", row.name, *options])
         about = {key: getattr(row, key) for key in ("shows", "takes", "paper", "conditions")}
         found = {"experiment": row.name, **about, "parts": parts}
+        command = _command(row.name, data, quick, report)
         results = results_folder.with_provenance(found, command)
         picture = f"{row.name}.png"
-        text, plots = paper_report.report(results, picture), {picture: paper_report.plot(results)}
-        written = [] if out is None else results_folder.write_folder(out, results, text, plots)
-        if report is not None:
-            written += results_folder.write_report(report, text, plots)
-            written += results_folder.write_json(report.with_suffix(".json"), results)
-        for path in written:
-            stderr().print(f"saved: {path}", markup=False, soft_wrap=True)
-        if as_json:
-            print_json(results)
-        else:
-            print(text)
+        plots = {picture: paper_report.plot(results)}
+        _deliver(results, paper_report.report(results, picture), plots, out, report, as_json)
 
     made.__doc__ = row.shows
     return made

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from cli_support import rsm
+from paths import ROOT
 
 from experiments import atoms, atoms_report
 
@@ -95,6 +96,13 @@ def test_a_page_comes_from_results_alone():
         assert atoms_report.report(read, "a.png") == page
         assert atoms_report.plot(read) == atoms_report.plot(results)
         assert ("+0.100" in page) == (question == "coverage")
+
+
+@pytest.mark.parametrize("question", ["bounded", "coverage", "redundancy", "speed"])
+def test_a_page_in_docs_is_that_of_the_results_beside_it(question):
+    page = ROOT / "docs" / "results" / f"atoms-{question}.md"
+    results = json.loads(page.with_suffix(".json").read_text())
+    assert atoms_report.report(results, f"atoms-{question}-{question}.png") == page.read_text()
 
 
 def test_an_unknown_question_is_named(tmp_path):

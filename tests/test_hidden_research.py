@@ -9,7 +9,6 @@ from hidden_support import (
     FAMILIES,
     LAYERS,
     SPECIAL,
-    VOCABULARY,
     WIDTH,
     batch_of,
     hooks,
@@ -53,6 +52,8 @@ def test_the_embeddings_alone_may_stop_a_forward():
     table = model.get_input_embeddings()
     want = torch.stack([table(torch.tensor(row)).mean(0) for row in ROWS])
     torch.testing.assert_close(acts["embeddings"], want)
+    assert acts.names == {"embeddings": "embeddings"}
+    assert "model.layers.0" not in acts
 
 
 def test_a_pool_of_ones_own():
@@ -234,7 +235,6 @@ def test_rwkv_is_warned_of():
     ):
         model(**batch_of([[5, 6, 7], [8]], "left"))
     assert acts[0].shape == (2, WIDTH)
-    assert VOCABULARY > 8
 
 
 # Several layers
@@ -243,8 +243,9 @@ def test_rwkv_is_warned_of():
 def test_several_layers_are_what_each_would_be_alone():
     model, tokenizer = llama(), Letters()
     texts = [f"{a}{b} {a}{a}" for a in "abcdef" for b in "xyz"]
-    several = HiddenStateMemories(model, tokenizer, [0, -1, "final"], streams=2, batch_size=5)
-    assert list(several) == [0, LAYERS - 1, LAYERS]
+    layers = ["embeddings", 0, -1, "final"]
+    several = HiddenStateMemories(model, tokenizer, layers, streams=2, batch_size=5)
+    assert list(several) == ["embeddings", 0, LAYERS - 1, LAYERS]
     with pytest.raises(RuntimeError, match="calibrate"):
         several.write(texts)
     found = several.calibrate(texts[:12])

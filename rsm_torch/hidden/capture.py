@@ -439,14 +439,10 @@ def _states(output: Any, site: Site, shape: tuple[int, int] | None) -> Tensor:
 def _refuse_bad(key: Layer, states: Tensor, counted: Tensor) -> None:
     """Raises ValueError for states [B, D] or [B, T, D] that are not finite where they count."""
     finite = states.isfinite().all(-1)
-    each = finite.shape == counted.shape  # of every token
-    bad = (
-        (~finite & counted).any(1)
-        if each
-        else ~finite.flatten(1).all(1)
-        if finite.dim() > 1
-        else ~finite
-    )
+    if finite.shape == counted.shape:  # of every token
+        bad = (~finite & counted).any(1)
+    else:
+        bad = ~finite.view(len(finite), -1).all(1)
     if not bool(bad.any()):
         return
     empty = bad & ~counted.any(1)

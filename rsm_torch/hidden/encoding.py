@@ -51,8 +51,10 @@ class Encoder:
 
     @property
     def width(self) -> int | None:
-        """D of a decoder layer as the model's config says; None for others, or where it does not."""
-        config: Any = getattr(self.model, "config", None) if self.site.norm else None
+        """D of a decoder layer, and of what the first is given, as the model's config says; None for
+        others, or where it does not."""
+        known = self.site.norm or self.site.before
+        config: Any = getattr(self.model, "config", None) if known else None
         if callable(getattr(config, "get_text_config", None)):
             config = config.get_text_config(decoder=True)
         return getattr(config, "hidden_size", None)

@@ -212,7 +212,7 @@ def _site(model: nn.Module, asked: Layer) -> Site:
         return decoder.layer(len(decoder.layers))
     if asked == EMBEDDINGS:
         decoder = find_decoder(model)
-        return Site(EMBEDDINGS, f"{decoder.name}.0", decoder.layers[0], None, before=True)
+        return Site(EMBEDDINGS, EMBEDDINGS, decoder.layers[0], None, before=True)
     modules = dict(model.named_modules())
     if asked not in modules or not asked:
         near = difflib.get_close_matches(asked, modules, n=3, cutoff=0.3)

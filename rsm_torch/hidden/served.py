@@ -26,11 +26,10 @@ from rsm_torch.checks import (
 )
 from rsm_torch.files import open_regular, read_file
 from rsm_torch.hidden.encoding import check_finite
-from rsm_torch.hidden.layers import FINAL, Layer
+from rsm_torch.hidden.layers import EMBEDDINGS, FINAL, Layer
 from rsm_torch.hidden.pooling import POOLED, pool_states
 from rsm_torch.io import unpacked
 
-EMBEDDINGS = "embeddings"  # what vLLM calls layer 0, which is no decoder layer
 LONGEST = 2**22  # tokens of a prompt or an answer
 SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")  # what vLLM makes ids unique by, inside
 
