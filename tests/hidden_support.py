@@ -24,10 +24,10 @@ VOCABULARY, WIDTH, LAYERS = 97, 32, 4
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": VOCABULARY}
 
 
-def llama(seed: int = 0, width: int = WIDTH, **more: Any) -> LlamaForCausalLM:
+def llama(seed: int = 0, width: int = WIDTH, layers: int = LAYERS, **more: Any) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        hidden_size=width, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        hidden_size=width, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, **SPECIAL, **more,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()

@@ -15,7 +15,7 @@ from rsm_torch import Calibration, StreamMemory
 from rsm_torch.embedders import MINILM, load_embedder, packaged_weights
 from rsm_torch.hidden import SMOLLM2
 from rsm_torch.hidden.models import packaged_model
-from rsm_torch.hidden.saved import load
+from rsm_torch.hidden.store import load
 
 HERE = ROOT / "checkpoints"
 MMLU = HERE / "mmlu-smollm2-bits1"

@@ -119,7 +119,7 @@ def test_batches_before_a_failure_are_kept_and_texts_are_named(tmp_path):
 
     model.model.layers[1].register_forward_hook(spoil)
     before = hooks(model)
-    with pytest.raises(ValueError, match=r"layer 1: states \(mean\) not finite for texts 0; torch"):
+    with pytest.raises(ValueError, match=r"layer 1: states not finite in rows 0 \(inf\); torch"):
         activations(model, Letters(), TEXTS, 1, "mean", batch_size=1, cache=tmp_path)
     assert hooks(model) == before
     broken[0] = False

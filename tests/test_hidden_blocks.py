@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from rsm_torch import StreamMemory
 from rsm_torch.hidden import HiddenStateMemory
-from rsm_torch.hidden.blocks import BLOCK, write_in_blocks
+from rsm_torch.hidden.store import BLOCK, write_in_blocks
 
 PLACES = ["north", "south", "east", "west"]
 WORDS = [f"{a}{b} {place}" for a in "abcdefgh" for b in "klmnop" for place in PLACES]  # 192

@@ -359,7 +359,7 @@ def test_arguments_that_do_not_fit_the_model_are_refused():
             memory(model=model, **more)
     with pytest.raises(TypeError, match="layer: expected one index or name"):
         memory(model=model, layer=[1, 2])
-    with pytest.raises(ValueError, match="texts: this memory was made without a tokenizer"):
+    with pytest.raises(ValueError, match="texts: there is no tokenizer"):
         HiddenStateMemory(model, None, layer=1, config=config()).write("x")
     with pytest.raises(ValueError, match=r"training mode, with dropout; call model.eval\(\)"):
         memory(model=llama().train()).write("x")
@@ -488,7 +488,7 @@ def test_damaged_files_are_refused(tmp_path):
         HiddenStateMemory.from_pretrained(tmp_path / "elsewhere", llama(), Letters())
 
 
-def test_another_model_layer_norm_or_pool_is_refused(tmp_path):
+def test_another_model_is_refused(tmp_path):
     saved_memory(tmp_path, layer=-1)
     load = HiddenStateMemory.from_pretrained
     other = llama(seed=1)
@@ -496,19 +496,15 @@ def test_another_model_layer_norm_or_pool_is_refused(tmp_path):
                        r"LlamaForCausalLM \(weights (?!\1)\w+\)"):  # fmt: skip
         load(tmp_path, other, Letters())
     assert load(tmp_path, other, Letters(), check_weights=False).origin.layer == LAYERS - 1
+
+
+def test_a_final_state_is_no_layer_of_a_deeper_model(tmp_path):
+    saved_memory(tmp_path, layer="final")
+    deeper = llama(layers=LAYERS + 1)
     with pytest.raises(
-        ValueError, match=r"layer: this memory holds states of layer 3, those .* 1;"
+        ValueError, match=r"norm: this memory holds states of norm 'post', .* 'pre'"
     ):
-        load(tmp_path, llama(), Letters(), layer=1)
-    with pytest.raises(
-        ValueError, match=r"layer: this memory holds states of layer 3, .* layer 4;"
-    ):
-        load(tmp_path, llama(), Letters(), norm="post")
-    with pytest.raises(
-        ValueError, match=r"pool: this memory holds the 'mean' of .* not the 'last'"
-    ):
-        load(tmp_path, llama(), Letters(), pool="last")
-    assert load(tmp_path, llama(), Letters(), layer=3, norm="pre", pool="mean").origin.norm == "pre"
+        HiddenStateMemory.from_pretrained(tmp_path, deeper, Letters(), check_weights=False)
 
 
 def test_a_model_of_another_width_is_refused_at_once(tmp_path):

@@ -17,14 +17,8 @@ from paths import ROOT
 from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
-from rsm_torch.hidden import (
-    HiddenStateMemory,
-    ServedStates,
-    capture,
-    match_requests,
-    read_sglang,
-    read_vllm,
-)
+from rsm_torch.hidden import HiddenStateMemory, ServedStates, capture
+from rsm_torch.integrations.engines import match_requests, read_sglang, read_vllm
 
 IDS = [1, 40, 41, 42]
 LAYER_IDS = [1, 3, LAYERS]

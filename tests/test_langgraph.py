@@ -490,6 +490,24 @@ def test_one_transaction_for_what_goes_together(store, memory):
     store.delete(("u",), "not there")
 
 
+def test_the_values_of_a_batch_are_written_together_or_not_at_all(store, memory, monkeypatch):
+    store.put(("u",), "old", {"text": "old"})
+    puts = [
+        PutOp((name,), f"{n}", {"text": f"{name} {n}"}, ttl=5 if n == 2 else None)
+        for name in "uvw"
+        for n in range(3)
+    ]
+    with monkeypatch.context() as broken:
+        break_commits(broken, memory)
+        with pytest.raises(OSError, match="full"):
+            store.batch([*puts, PutOp(("u",), "old", None)])
+    assert store.list_namespaces() == [("u",)]
+    assert keys(store.search(("u",))) == ["old"]
+    store.batch([*puts, PutOp(("u",), "old", None)])
+    for name in "uvw":
+        assert sorted(keys(store.search((name,)))) == ["0", "1", "2"]
+
+
 def test_async(memory):
     async def work():
         store = RSMStore(memory)

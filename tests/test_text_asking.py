@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from text_support import Hashed, Placed, state_of, texts, words
+from text_support import Clock, Hashed, Placed, break_commits, state_of, texts, words
 
 from rsm_torch import Hit, pack
 from rsm_torch.layout import once
@@ -228,3 +228,34 @@ def test_arguments_that_were_taken_and_should_not_have_been(memory):
         "n": 10**400
     }
     assert texts(memory.search("1", "b")) == ["0.99 theirs"]
+
+
+def test_streams_by_the_beginning_of_their_names(tmp_path, monkeypatch):
+    chance, clock = random.Random(3), Clock()
+    names = ["".join(chance.choices("ab[\u00e9", k=chance.randint(1, 4))) for _ in range(150)]
+
+    def check(memory):
+        every = memory.streams()
+        assert every == list(memory.counts())
+        for prefix in {"", "a", "ab", "[", "\u00e9a", "zz", *names[:20], chr(0x10FFFF)}:
+            assert memory.streams(prefix) == [name for name in every if name.startswith(prefix)]
+
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", tau=0.5, clock=clock) as memory:
+        for n, name in enumerate(names):
+            memory.add(f"text {n}", name, ttl=10 if n % 7 == 0 else None)
+            if n % 20 == 0:
+                memory.delete_all(chance.choice(names[: n + 1]))
+                check(memory)
+        with monkeypatch.context() as broken:
+            break_commits(broken, memory)
+            with pytest.raises(OSError, match="full"):
+                memory.add("text", "abz")
+        assert memory.streams("abz") == []
+        memory.add("text", "abzz")
+        check(memory)
+        clock.now += 20
+        check(memory)
+        with pytest.raises(TypeError, match="prefix: expected a str"):
+            memory.streams(3)
+    with AgentMemory(Hashed(), path=tmp_path / "m.db", clock=clock) as memory:
+        check(memory)

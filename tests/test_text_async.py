@@ -87,6 +87,58 @@ def test_requests_are_gathered():
     assert len(embedder.sizes) <= 8
 
 
+def test_puts_are_gathered_and_those_of_one_key_follow_one_another():
+    embedder = Slow(0.02)
+    memory = AgentMemory(embedder, tau=0.4, tokenizer=words)
+    embedder.sizes.clear()
+
+    async def ask():
+        async with AsyncAgentMemory(memory, owns=False) as shared:
+            ids = await asyncio.gather(
+                *(shared.put(f"text {n}", f"s{n % 20}", key=f"k{n}") for n in range(60))
+            )
+            assert len(embedder.sizes) <= 4
+            again = await asyncio.gather(
+                *(
+                    shared.put([f"text {n}", f"new {n}"], "s0", key=["k0", f"m{n}"])
+                    for n in range(5)
+                ),
+                shared.put("bad", "s0", key=" "),
+                return_exceptions=True,
+            )
+            return ids, again
+
+    ids, (*again, bad) = asyncio.run(ask())
+    assert isinstance(bad, ValueError)
+    assert [found[0] for found in again] == ids[0] * 5
+    assert memory.get(key="k0", stream="s0").text == "text 4"
+    for n in range(1, 60):
+        assert memory.get(key=f"k{n}", stream=f"s{n % 20}").id == ids[n][0]
+    assert [memory.get(key=f"m{n}", stream="s0").id for n in range(5)] == [f[1] for f in again]
+    memory.close()
+
+
+def test_a_read_by_key_waits_for_its_own_stream_alone():
+    embedder = Slow()
+    memory = AgentMemory(embedder, tau=0.4)
+    memory.put("there", "quick", key="k")
+    embedder.seconds = 0.5
+
+    async def ask():
+        async with AsyncAgentMemory(memory, wait=0, owns=False) as shared:
+            slow = asyncio.create_task(shared.put("new", "slow", key="k"))
+            await asyncio.sleep(0.1)
+            found = await shared.get(key="k", stream="quick")
+            await shared.delete(key="k", stream="quick")
+            assert not slow.done()
+            own = await shared.get(key="k", stream="slow")
+            assert slow.done()
+            return found.text, own.text
+
+    assert asyncio.run(ask()) == ("there", "new")
+    memory.close()
+
+
 def test_one_bad_request_fails_alone():
     async def ask():
         async with AsyncAgentMemory(AgentMemory(Hashed(), tau=0.4)) as memory:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Not lazily: loading the modules of these names later would put them in the functions' place.
-from rsm_torch.hidden.activations import activations
+# Not lazily: loading the module of this name later would put it in the function's place.
 from rsm_torch.hidden.capture import capture
 
 if TYPE_CHECKING:
     from rsm_torch.hidden.capture import Captured
+    from rsm_torch.hidden.encoding import activations
     from rsm_torch.hidden.memory import HiddenStateMemory
     from rsm_torch.hidden.models import SMOLLM2, load_causal_lm, model_name, weights_hash
-    from rsm_torch.hidden.recalled import Recalled
-    from rsm_torch.hidden.served import ServedStates, match_requests, read_sglang, read_vllm
+    from rsm_torch.hidden.served import ServedStates
     from rsm_torch.hidden.several import HiddenStateMemories
+    from rsm_torch.hidden.store import Recalled
 
 _HOME = {
     "SMOLLM2": "rsm_torch.hidden.models",
     "Captured": "rsm_torch.hidden.capture",
     "HiddenStateMemories": "rsm_torch.hidden.several",
     "HiddenStateMemory": "rsm_torch.hidden.memory",
-    "Recalled": "rsm_torch.hidden.recalled",
+    "Recalled": "rsm_torch.hidden.store",
     "ServedStates": "rsm_torch.hidden.served",
+    "activations": "rsm_torch.hidden.encoding",
     "load_causal_lm": "rsm_torch.hidden.models",
-    "match_requests": "rsm_torch.hidden.served",
     "model_name": "rsm_torch.hidden.models",
-    "read_sglang": "rsm_torch.hidden.served",
-    "read_vllm": "rsm_torch.hidden.served",
     "weights_hash": "rsm_torch.hidden.models",
 }
 
@@ -42,10 +40,7 @@ __all__ = [
     "activations",
     "capture",
     "load_causal_lm",
-    "match_requests",
     "model_name",
-    "read_sglang",
-    "read_vllm",
     "weights_hash",
 ]
 

@@ -15,7 +15,7 @@ from rsm_torch.checks import as_count, as_flag, as_integers, as_list, as_slots
 from rsm_torch.hidden.capture import Captured, argument, capture
 from rsm_torch.hidden.encoding import check_finite
 from rsm_torch.hidden.layers import find_decoder
-from rsm_torch.hidden.origin import Origin
+from rsm_torch.hidden.models import Origin
 from rsm_torch.hidden.pooling import counted_tokens, pool_states
 from rsm_torch.hidden.store import LabelsGiven, Store
 
@@ -227,8 +227,7 @@ class Generating:
             return
         states, some = block.pooled()
         if self._check:
-            names = [str(row) for row in range(len(states))]
-            check_finite(states.masked_fill(~some[:, None], 0), self._origin.layer, names)
+            check_finite(states.masked_fill(~some[:, None], 0), self._origin.layer)
         store = self._store
         codes, known = store.encode(self._labels, len(states))
         written = store.memory.write(

@@ -12,26 +12,40 @@ from torch import Tensor, nn
 
 from rsm_torch.cache import RowCache
 from rsm_torch.calibrate import Calibration, calibrate_tau, choose
-from rsm_torch.checks import as_count, as_device, as_flag, as_path, shown
+from rsm_torch.checks import (
+    as_count,
+    as_device,
+    as_flag,
+    as_list,
+    as_path,
+    as_rows,
+    as_valid,
+    shown,
+)
 from rsm_torch.config import RSMConfig
-from rsm_torch.hidden.activations import as_texts
-from rsm_torch.hidden.encoding import Encoder, as_mask, as_token_ids
+from rsm_torch.hidden.encoding import Encoder, as_mask, as_texts, as_token_ids, check_finite
 from rsm_torch.hidden.generation import Generating
-from rsm_torch.hidden.given import GivenStates
-from rsm_torch.hidden.layers import Layer
-from rsm_torch.hidden.origin import Origin
-from rsm_torch.hidden.recalled import Recalled
-from rsm_torch.hidden.rows import Rows, Streams
-from rsm_torch.hidden.saved import load
-from rsm_torch.hidden.store import LabelsGiven, Store
+from rsm_torch.hidden.layers import FINAL, Layer
+from rsm_torch.hidden.models import Origin
+from rsm_torch.hidden.served import ServedStates
+from rsm_torch.hidden.store import (
+    Label,
+    LabelsGiven,
+    Recalled,
+    Rows,
+    Store,
+    Streams,
+    load,
+    save,
+)
 from rsm_torch.memory import StreamMemory
-from rsm_torch.outputs import AtomScore, ChunkScore, Written
+from rsm_torch.outputs import AtomScore, ChunkScore, Counts, Written
 
 Texts = str | Sequence[str] | None
 MAX_ATOMS = 32  # of a stream, unless told
 
 
-class HiddenStateMemory(GivenStates):
+class HiddenStateMemory:
     """Clusters the pooled hidden states of texts for many streams, and finds the nearest again.
 
     ```python
@@ -96,7 +110,9 @@ class HiddenStateMemory(GivenStates):
         max_atoms = None if max_atoms is None else as_count(max_atoms, "max_atoms", 1)
         streams, keep_texts = as_count(streams, "streams", 1), as_flag(keep_texts, "keep_texts")
         self.origin = Origin.of(model, layer, norm, pool, max_length)
-        self._encoder = Encoder(model, tokenizer, self.origin, batch_size, cache)
+        self._encoder = Encoder(
+            model, tokenizer, self.origin.layer, pool, max_length, batch_size, cache
+        )
         if config is not None and max_atoms not in (MAX_ATOMS, config.max_atoms):
             raise ValueError(
                 f"max_atoms: got {max_atoms}, and a config with max_atoms={config.max_atoms}; set "
@@ -105,7 +121,7 @@ class HiddenStateMemory(GivenStates):
         self._config, self._max_atoms, self._keeps_texts = config, max_atoms, keep_texts
         where = self._encoder.device if device is None else as_device(device)
         self._place = (streams, where, backend)
-        self._store = None
+        self._store: Store | None = None
         if config is not None or calibration is not None:
             self._make(calibration)
 
@@ -249,6 +265,75 @@ class HiddenStateMemory(GivenStates):
             kept = self._encoder.decoded(input_ids, attention_mask)
         return store.write_items(states, rows, labels, times, ids, kept)
 
+    def write_states(
+        self,
+        states: Tensor,
+        streams: Sequence[int] | Tensor | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
+        labels: Sequence[Sequence[Label | None]] | None = None,
+        times: Tensor | None = None,
+        ids: Tensor | None = None,
+        *,
+        layer: Layer,
+        norm: str | None,
+    ) -> Written:
+        """Write pooled states [B, T, D] that something else has computed, T for each of B streams.
+
+        Args:
+            streams, lengths, times, ids: as for `StreamMemory.write`.
+            labels: B lists of T labels.
+            layer, norm: what the states are, which must be what this memory holds. That they are
+                of the same model, and pooled alike, is yours to see to.
+
+        Raises:
+            TypeError, ValueError: as `StreamMemory.write`; states of another layer or norm, or not
+                finite, by layer and row.
+        """
+        self.origin.check_states(layer, norm)
+        states = as_rows(states, "states", (3,), self.memory.config.dim, None)
+        _check_batch(states, lengths, self.origin.layer)
+        return self.ready.write_batch(states, streams, lengths, labels, times, ids)
+
+    def write_served(
+        self,
+        served: Sequence[ServedStates],
+        streams: Streams = None,
+        labels: LabelsGiven = None,
+        times: Any = None,
+        ids: Any = None,
+    ) -> Written:
+        """Write a pooled state of each request that a serving engine has answered.
+
+        Args:
+            served: what `read_vllm` or `read_sglang` gave.
+            streams, labels, times, ids: as for `write`.
+
+        Raises:
+            TypeError, ValueError: as `write`; states of another layer or norm, or not finite.
+        """
+        served = as_list(served, "served", "a list of ServedStates")
+        if not served:
+            raise ValueError("served: expected at least one request's states")
+        for one in served:
+            if not isinstance(one, ServedStates):
+                raise TypeError(f"served: expected a list of ServedStates, got {shown(one)} in it")
+        rows = Rows.of(streams, len(served))
+        states = torch.stack([self._pooled(one) for one in served])
+        return self.ready.write_items(states, rows, labels, times, ids)
+
+    def _pooled(self, served: ServedStates) -> Tensor:
+        layer = self.origin.layer
+        if self.origin.norm == "post" and FINAL in served.layers:
+            layer = FINAL
+        if layer not in served.layers or served.norm != self.origin.norm:
+            layers = ", ".join(map(str, served.layers))
+            raise ValueError(
+                f"served: this memory holds states of layer {self.origin.layer} "
+                f"({self.origin.norm} norm), request {served.request_id!r} has layers {layers} "
+                f"({served.norm} norm)"
+            )
+        return served.pool(layer, self.origin.pool)
+
     def while_generating(
         self,
         streams: Sequence[int] | Tensor | None = None,
@@ -326,13 +411,78 @@ class HiddenStateMemory(GivenStates):
         states = self._states(texts, input_ids, attention_mask)
         return store.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)
 
+    def recall_states(
+        self,
+        states: Tensor,
+        streams: Streams = None,
+        *,
+        layer: Layer,
+        norm: str | None,
+        top_k: int = 5,
+        top_atoms: int = 5,
+        atom_score: AtomScore = "v1",
+        chunk_score: ChunkScore = "cosine",
+    ) -> Recalled:
+        """`recall` for n pooled states [n, D] that something else has computed; `layer` and `norm`
+        as in `write_states`."""
+        self.origin.check_states(layer, norm)
+        states = as_rows(states, "states", (2,), self.memory.config.dim, None)
+        check_finite(states, self.origin.layer)
+        rows = Rows.of(streams, len(states))
+        return self.ready.recall(states, rows, top_atoms, top_k, atom_score, chunk_score)
+
     def _states(self, texts: Texts, ids: Tensor | None, mask: Tensor | None) -> Tensor:
         if ids is not None:
-            return self._encoder.tokens(ids, mask)
-        assert texts is not None
-        return self._encoder.texts([texts] if isinstance(texts, str) else texts)
+            found = self._encoder.tokens(ids, mask)
+        else:
+            assert texts is not None
+            found = self._encoder.texts([texts] if isinstance(texts, str) else texts)
+        (states,) = found.values()
+        return states.to(self.state_device)
+
+    # -- what it holds ------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> StreamMemory:
+        """The tensors. Raises RuntimeError while there is no threshold to cluster by."""
+        return self.ready.memory
+
+    @property
+    def ready(self) -> Store:
+        if self._store is None:
+            raise RuntimeError(
+                "this memory has no threshold yet: call calibrate(texts) with up to 50 examples, "
+                "or make it with config= or calibration="
+            )
+        return self._store
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self.memory.calibration
+
+    def counts(self, streams: Sequence[int] | Tensor | None = None) -> Counts:
+        """Atoms and members of these streams; None: all."""
+        return self.memory.counts(streams)
+
+    def nbytes(self) -> dict[str, int]:
+        """As `StreamMemory.nbytes`, of "texts" and "label_names" in UTF-8, and the "total"."""
+        return self.ready.nbytes()
+
+    def forget(
+        self, ids: Sequence[int] | Tensor, streams: Sequence[int] | Tensor | None = None
+    ) -> None:
+        """Remove items, as `StreamMemory.forget`. KeyError for ids that are not stored."""
+        self.ready.forget(ids, streams)
+
+    def reset(self, streams: Sequence[int] | Tensor | None = None) -> None:
+        """Empty these streams; None: all."""
+        self.ready.reset(streams)
 
     # -- saving -------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write all but the model into `folder`; an older memory there stays until it is whole."""
+        save(as_path(folder, "folder"), self.ready, self.origin)
 
     @classmethod
     def from_pretrained(
@@ -341,9 +491,6 @@ class HiddenStateMemory(GivenStates):
         model: nn.Module,
         tokenizer: Any,
         *,
-        layer: Layer | None = None,
-        pool: str | None = None,
-        norm: str | None = None,
         device: torch.device | str | None = None,
         batch_size: int = 16,
         cache: str | Path | RowCache | None = None,
@@ -353,20 +500,18 @@ class HiddenStateMemory(GivenStates):
         """Read what `save_pretrained` wrote, for the model it was written with.
 
         Args:
-            layer, pool, norm: what you expect; None: whatever was saved.
             device, batch_size, cache, backend: as in the constructor.
             check_weights: False takes another model that has such a layer.
 
         Raises:
             FileNotFoundError: no memory there.
-            ValueError: damaged files; another model, layer, norm or pool than what was saved.
+            ValueError: damaged files; another model than what was saved.
         """
         as_flag(check_weights, "check_weights")
         saved = load(as_path(folder, "folder"))
         kept = saved.origin
         memory = cls(
-            model, tokenizer, kept.layer if layer is None else layer,
-            kept.pool if pool is None else pool, norm, device=device, batch_size=batch_size,
+            model, tokenizer, kept.layer, kept.pool, device=device, batch_size=batch_size,
             max_length=kept.max_length, cache=cache, backend=backend,
         )  # fmt: skip
         kept.check_same(memory.origin, check_weights)
@@ -395,3 +540,11 @@ def _number(texts: Texts, ids: Tensor | None, mask: Tensor | None) -> int:
     given = as_token_ids(ids)
     as_mask(mask, given)
     return len(given)
+
+
+def _check_batch(states: Tensor, lengths: Any, layer: Layer) -> None:
+    """Raises ValueError for states [B, T, D] that count and are not finite, by layer and row."""
+    counted = as_valid(lengths, len(states), states.shape[1], torch.device("cpu"), True)
+    places = counted.nonzero()
+    at = places.to(states.device)
+    check_finite(states[at[:, 0], at[:, 1]], layer, places.tolist())

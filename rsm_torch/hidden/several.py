@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from rsm_torch.cache import RowCache
 from rsm_torch.calibrate import Calibration, choose
 from rsm_torch.checks import as_count
-from rsm_torch.hidden.activations import activations, as_texts
-from rsm_torch.hidden.layers import Layer, Layers, find_sites
+from rsm_torch.hidden.encoding import Encoder, as_texts
+from rsm_torch.hidden.layers import Layer, Layers
 from rsm_torch.hidden.memory import HiddenStateMemory
-from rsm_torch.hidden.recalled import Recalled
-from rsm_torch.hidden.rows import Rows, Streams
-from rsm_torch.hidden.store import LabelsGiven
+from rsm_torch.hidden.store import LabelsGiven, Recalled, Rows, Streams
 from rsm_torch.outputs import Written
 
 
@@ -55,18 +53,12 @@ class HiddenStateMemories(Mapping[Layer, HiddenStateMemory]):
         max_length: int | None = None,
         **how: Any,
     ) -> None:
-        sites, _ = find_sites(model, layers)
-        self._read: dict[str, Any] = {
-            "max_length": max_length,
-            "batch_size": batch_size,
-            "cache": cache,
-        }
-        self._model, self._tokenizer, self._pool = model, tokenizer, pool
+        self._encoder = Encoder(model, tokenizer, layers, pool, max_length, batch_size, cache)
         self._memories = {
             site.key: HiddenStateMemory(
                 model, tokenizer, site.key, pool, max_length=max_length, batch_size=batch_size, **how
             )
-            for site in sites
+            for site in self._encoder.sites
         }  # fmt: skip
 
     def __getitem__(self, layer: Layer) -> HiddenStateMemory:
@@ -127,7 +119,7 @@ class HiddenStateMemories(Mapping[Layer, HiddenStateMemory]):
         }
 
     def _states(self, texts: Sequence[str]) -> dict[Layer, Tensor]:
-        found = activations(
-            self._model, self._tokenizer, texts, list(self), self._pool, **self._read
-        )
-        return {layer: states.to(self[layer].state_device) for (layer, _), states in found.items()}
+        return {
+            layer: states.to(self[layer].state_device)
+            for (layer, _), states in self._encoder.texts(texts).items()
+        }

@@ -39,6 +39,7 @@ from rsm_torch.text import AgentMemory
 from rsm_torch.text.items import (
     ORDERED,
     Filter,
+    Row,
     StoredItem,
     is_blank,
     read_filter,
@@ -81,8 +82,8 @@ class RSMStore(BaseStore):
     find fewer than `limit`. Searches are exact, and scores are cosines.
 
     `batch` reads before it writes, as LangGraph's own stores do; of several writes of one key the last
-    counts. All ops are checked before anything changes; the writes of one namespace and time to live are
-    one transaction. Values come back as JSON has them: a tuple as a list.
+    counts. All ops are checked before anything changes; the values written are one transaction, after
+    which come the deletions. Values come back as JSON has them: a tuple as a list.
 
     Args:
         memory: where items are kept. Limits of its config drop items here, too. Its `ttl` does not
@@ -255,17 +256,17 @@ class RSMStore(BaseStore):
         return Put(stream, key, text, metadata, seconds)
 
     def _write(self, puts: Mapping[tuple[str, str], Put | None]) -> None:
-        groups: dict[tuple[str, float], list[Put]] = {}
+        rows: dict[str, list[Row]] = {}
         for put in puts.values():
             if put is not None:
                 put.metadata[WRITTEN] = self.memory._clock()
-                groups.setdefault((put.stream, put.seconds), []).append(put)
+                found, stream = self.memory._keyed_rows(
+                    put.text, put.stream, key=put.key, metadata=put.metadata, ttl=put.seconds
+                )
+                rows.setdefault(stream, []).extend(found)
         with self._writing:
-            for (stream, seconds), some in groups.items():
-                self.memory.put(
-                    [put.text for put in some], stream, key=[put.key for put in some],
-                    metadata=[put.metadata for put in some], ttl=seconds,
-                )  # fmt: skip
+            if rows:
+                self.memory._add(rows)
             for (stream, key), put in puts.items():
                 if put is None:
                     with suppress(KeyError):

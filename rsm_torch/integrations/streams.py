@@ -46,7 +46,7 @@ def streams_under(
     start = stream_of(kind, prefix)[
         :-1
     ]  # without "]": its last quote ends a part, others are escaped
-    each = ((s, parts_of(kind, s)) for s in memory.streams() if s.startswith(start))
+    each = ((stream, parts_of(kind, stream)) for stream in memory.streams(start))
     return {stream: parts for stream, parts in each if parts is not None and chosen(parts)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -36,6 +36,8 @@ class Request:
             return self
         if "extract" in self.how:  # once for each request, whatever others do
             return self
+        if self.verb == "put":
+            return self.verb
         if self.verb == "add":
             return self.verb, repr(self.how.get("on_duplicate"))
         plain = (bool, int, float, str, dict, type(None))
@@ -164,19 +166,20 @@ class AsyncAgentMemory:
 
     async def put(self, texts: Any, stream: str, **how: Any) -> list[str]:
         """As `AgentMemory.put`."""
-        return await self._ask("put", (texts, stream), how, [stream])
+        size = 1 if isinstance(texts, str) or not isinstance(texts, Sequence) else len(texts)
+        return await self._ask("put", (texts, stream), how, [stream], size)
 
     async def get(self, id: str | None = None, **how: Any) -> StoredItem | None:
-        """As `AgentMemory.get`."""
-        return await self._ask("get", (id,), how)
+        """As `AgentMemory.get`. By id alone it waits for what other streams have under way, too."""
+        return await self._ask("get", (id,), how, _named(how))
 
     async def update(self, id: str, **how: Any) -> None:
         """As `AgentMemory.update`."""
         await self._ask("update", (id,), how)
 
     async def delete(self, id: str | None = None, **how: Any) -> None:
-        """As `AgentMemory.delete`."""
-        await self._ask("delete", (id,), how)
+        """As `AgentMemory.delete`. By id alone it waits for what other streams have under way, too."""
+        await self._ask("delete", (id,), how, _named(how))
 
     async def purge(self, *args: Any) -> int:
         """As `AgentMemory.purge`."""
@@ -194,9 +197,9 @@ class AsyncAgentMemory:
         """As `AgentMemory.reembed`."""
         await self._ask("reembed", args, how)
 
-    async def streams(self) -> list[str]:
+    async def streams(self, prefix: str = "") -> list[str]:
         """As `AgentMemory.streams`."""
-        return await self._ask("streams", (), {})
+        return await self._ask("streams", (prefix,), {})
 
     async def counts(self) -> dict[str, Count]:
         """As `AgentMemory.counts`."""
@@ -348,6 +351,11 @@ class AsyncAgentMemory:
             return None, _shown(error)  # whoever asked raises it
 
 
+def _named(how: Mapping[str, Any]) -> list[str] | None:
+    """The stream that a call names, if it does."""
+    return ALL if how.get("stream") is None else [how["stream"]]
+
+
 def _shown(error: BaseException) -> Exception:
     """What whoever asked raises; what would end the program ends a request."""
     if isinstance(error, Exception):
@@ -387,6 +395,19 @@ def _add(memory: AgentMemory, requests: list[Request]) -> list[list[str]]:
     return [[ids[stream].pop(0) for _ in range(size)] for stream, size in sizes]
 
 
+def _put(memory: AgentMemory, requests: list[Request]) -> list[list[str]]:
+    """Ids for each request, all in one transaction. ValueError: two are of the same key, so that one
+    must come after the other."""
+    each = [memory._keyed_rows(*request.args, **request.how) for request in requests]
+    given: dict[str, list[Any]] = {}
+    for rows, stream in each:
+        given.setdefault(stream, []).extend(rows)
+    if any(len({row.key for row in rows}) < len(rows) for rows in given.values()):
+        raise ValueError("key: the same in two requests")
+    ids = memory._add(given)
+    return [[ids[stream].pop(0) for _ in rows] for rows, stream in each]
+
+
 def _search(memory: AgentMemory, requests: list[Request]) -> list[list[Hit]]:
     queries, streams = zip(*(request.args for request in requests), strict=True)
     return memory.search_many(queries, streams, **requests[0].how)
@@ -398,5 +419,5 @@ def _context(memory: AgentMemory, requests: list[Request]) -> list[Context]:
 
 
 TOGETHER: dict[str, Callable[[AgentMemory, list[Request]], list[Any]]] = {
-    "add": _add, "search": _search, "context": _context,
+    "add": _add, "put": _put, "search": _search, "context": _context,
 }  # fmt: skip

@@ -377,9 +377,18 @@ class AgentMemory:
         Returns:
             An id for each text.
         """
-        rows, name = self._rows_of(texts, stream, times, metadata, ttl)
+        rows, name = self._keyed_rows(
+            texts, stream, key=key, times=times, metadata=metadata, ttl=ttl
+        )
+        return self._add({name: rows})[name]
+
+    def _keyed_rows(
+        self, texts: Texts, stream: str, *, key: str | Sequence[str], **how: Any
+    ) -> tuple[list[Row], str]:
+        """Rows of the arguments of `put`, and the name of the stream."""
+        rows, name = self._rows_of(texts, stream, **how)
         keys = read_keys(key, texts, len(rows))
-        return self._add({name: [replace(r, key=k) for r, k in zip(rows, keys, strict=True)]})[name]
+        return [replace(row, key=one) for row, one in zip(rows, keys, strict=True)], name
 
     def _rows_of(
         self,
@@ -1232,9 +1241,11 @@ class AgentMemory:
         return rows[known]
 
     @locked
-    def streams(self) -> list[str]:
-        """Streams that hold items, in order of first appearance."""
-        return list(self.counts())
+    def streams(self, prefix: str = "") -> list[str]:
+        """Streams that hold items and whose names begin with `prefix`, in order of first appearance."""
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix: expected a str, got {prefix!r:.40}")
+        return self._store.named(prefix) if prefix else list(self.counts())
 
     @locked
     def counts(self) -> dict[str, Count]:

@@ -180,6 +180,15 @@ class Lookup:
         )
         return {row[0] for row in self._db.rows(query, (json.dumps(list(streams)), self.clock()))}
 
+    def named(self, prefix: str) -> list[str]:
+        """Streams that hold live items and whose names begin so, in order of first appearance."""
+        first = prefix.encode("utf-8", "surrogatepass")
+        query = (
+            "SELECT name FROM streams WHERE name >= CAST(? AS TEXT) AND name < CAST(? AS TEXT) "
+            f"AND EXISTS (SELECT 1 FROM items WHERE stream = streams.id AND {_LIVE}) ORDER BY id"
+        )
+        return [name for (name,) in self._db.rows(query, (first, first + b"\xff", self.clock()))]
+
     def not_plain(self) -> list[int]:
         """Streams that are not `plain`."""
         query = (
@@ -206,11 +215,8 @@ class Lookup:
         counted = "count(DISTINCT items.id), count(DISTINCT atom)"
         query = f"SELECT items.stream, {counted} {_JOINED} WHERE {_LIVE}"
         each = ["1"] if streams is None else [f"items.stream = {int(s)}" for s in streams]
-        found = (
-            row
-            for one in each
-            for row in self._db.rows(f"{query} AND {one} GROUP BY items.stream", (self.clock(),))
-        )
+        query, now = query + " AND {} GROUP BY items.stream", (self.clock(),)
+        found = [row for one in each for row in self._db.rows(query.format(one), now)]
         return {stream: Count(items, atoms) for stream, items, atoms in found}
 
     # -- reading ----------------------------------------------------------------------------
@@ -300,14 +306,12 @@ class Lookup:
     def beside(self, chunks: Sequence[int]) -> dict[int, list[int]]:
         """By stream, the other chunks of the items of these."""
         out: dict[int, list[int]] = {}
-        given = set(chunks)
-        for some in _batches(chunks):
-            items = f"SELECT item FROM chunks WHERE id IN ({_marks(some)})"
-            query = f"SELECT DISTINCT stream, id FROM chunks WHERE item IN ({items})"
-            for stream, chunk in self._db.rows(query, some):
-                if chunk not in given:
-                    out.setdefault(stream, []).append(chunk)
-        return {stream: sorted(set(some)) for stream, some in out.items()}
+        items, given = "SELECT item FROM chunks WHERE id IN ({})", set(chunks)
+        rows = self._of_each(f"SELECT stream, id FROM chunks WHERE item IN ({items})", chunks)
+        for stream, chunk in sorted(set(rows)):
+            if chunk not in given:
+                out.setdefault(stream, []).append(chunk)
+        return out
 
     def content(self, chosen: Sequence[Found]) -> Content:
         """All of these items of one stream."""
@@ -316,13 +320,9 @@ class Lookup:
         rows.sort(key=lambda row: (row[0], row[_PART]))
         chunks = self._chunks([row[_ITEM_WIDTH:] for row in rows])
         first = [row for row in rows if row[_PART] == 0]
-        counts = Counter(row[0] for row in rows)
-        return Content(
-            [self._row(row[:_ITEM_WIDTH]) for row in first],
-            chunks.vectors,
-            chunks.atoms,
-            [counts[row[0]] for row in first],
-        )
+        parts = Counter(row[0] for row in rows)
+        new = [self._row(row[:_ITEM_WIDTH]) for row in first]
+        return Content(new, chunks.vectors, chunks.atoms, [parts[row[0]] for row in first])
 
     def vectors(self, chunks: Sequence[int]) -> Chunks:
         """The chunks asked for, by id."""

@@ -25,10 +25,8 @@ from rsm_torch.hidden import (
     activations,
     capture,
     load_causal_lm,
-    match_requests,
-    read_sglang,
-    read_vllm,
 )
+from rsm_torch.integrations.engines import match_requests, read_sglang, read_vllm
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd tensors
 

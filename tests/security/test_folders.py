@@ -40,7 +40,7 @@ from rsm_torch.eval.report import ReportError, make_report
 from rsm_torch.eval.report_figures import Choices
 from rsm_torch.eval.run_folder import RunFolder
 from rsm_torch.files import JOURNAL, ForeignFolder, write_whole
-from rsm_torch.hidden.saved import load as load_hidden
+from rsm_torch.hidden.store import load as load_hidden
 from rsm_torch.io import manifest_bytes
 
 MINE = "mine alone"
