@@ -2,6 +2,7 @@
 # make test   set up and run every check and test
 # make gpu    check and time every kernel on this machine's GPU
 # make docs   the pages of docs/ and the reference of the API as a site, in build/site
+# make notebooks  run the notebooks, and keep what they show in them
 # make lint   style and types alone
 # make clean  remove what these made
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test gpu docs lint clean setup
+.PHONY: demo test gpu docs notebooks lint clean setup
 setup: $(STAMP)
 
 # Installed again only when what is asked for changed.
@@ -35,6 +36,10 @@ test: lint
 # Broken links are errors.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+notebooks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nbclient ipykernel
+	HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from langgraph.store.base import PutOp
-from texts import RESULTS, TAU, Stub, Texts
+from texts import RESULTS, TAU, Stub, Texts, tokens
 
 from rsm_torch.config import RSMConfig
 from rsm_torch.integrations.langgraph import RSMStore
@@ -46,7 +46,7 @@ Asked = tuple[str, str, str, str]  # verb, stream, key, text
 
 
 def make(path: str | Path, **how: Any) -> AgentMemory:
-    return AgentMemory(Stub(DIM), RSMConfig(DIM, TAU), path, **how)
+    return AgentMemory(Stub(DIM), RSMConfig(DIM, TAU), path, tokenizer=tokens, **how)
 
 
 def zipf(count: int, size: int, chance: np.random.Generator) -> np.ndarray:
@@ -266,17 +266,17 @@ DAY, PER_SESSION, AT_ONCE = 86_400, 10, 64
 
 
 def week(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Every stream holds five items or more; sessions of ten calls (an add, a search, a context …), 64 of
+    """Every stream holds three items or more; sessions of ten calls (an add, a search, a context …), 64 of
     them under way at a time, of streams by Zipf's law in an order of its own each day."""
     chance, texts, now = np.random.default_rng(2), Texts(2), [0.0]
-    lengths = 5 + np.bincount(
-        zipf(given.streams, 5 * given.streams, chance), minlength=given.streams
+    lengths = 3 + np.bincount(
+        zipf(given.streams, 2 * given.streams, chance), minlength=given.streams
     )
     start = time.perf_counter()
     with make(folder / "week.db", clock=lambda: now[0], max_bytes=given.max_bytes) as memory:
         for begin in range(0, given.streams, 1000):
             memory.add_many({
-                f"s{n}": texts.some(int(lengths[n]), 30) for n in range(begin, min(begin + 1000, given.streams))
+                f"s{n}": texts.some(int(lengths[n]), 12) for n in range(begin, min(begin + 1000, given.streams))
             })  # fmt: skip
         filled, state = time.perf_counter() - start, memory._state
         sessions = deque[tuple[float, str]]()
@@ -298,7 +298,7 @@ def week(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
             waiting = state.streams[name] in state._waiting
             start = time.perf_counter()
             if step % 3 == 0:
-                memory.add(texts.next(30), name)
+                memory.add(texts.next(12), name)
             elif step % 3 == 1:
                 memory.search(texts.next(8), name)
             else:

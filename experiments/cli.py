@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,3 +373,39 @@ def _command_of(row: Row) -> Callable[..., None]:
 
 for _row in ROWS:
     experiment.command(_row.name)(_command_of(_row))
+
+FEW_OF = {
+    "matched-bytes": ("--limit", "12", "--seeds", "0", "--ladder", "31.5,4"),
+    "mmlu-sequential": ("--limit", "12", "--seeds", "0", "--ranks", "2", "--storages", "float32,bits1"),
+}  # fmt: skip
+QUESTIONS = (*SETS, "speed")
+
+
+@experiment.command("all")
+@one_line_errors
+def every(
+    data: Annotated[Path, typer.Option(help="A folder of datasets.")],
+    out: Annotated[Path, typer.Option(help="A folder; each experiment gets one in it.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Little of the data.")] = False,
+) -> None:
+    """All of them, one after another; one that fails does not keep the others from running."""
+    short = ("--quick",) if quick else ()
+    runs: dict[str, tuple[str, ...]] = {
+        name: (name, *(few if quick else ())) for name, few in FEW_OF.items()
+    }
+    runs |= {f"atoms-{one}": ("atoms", "--question", one, *short) for one in QUESTIONS}
+    runs |= {row.name: (row.name, *short) for row in ROWS}
+    failed = []
+    for name, words in runs.items():
+        began, log = time.perf_counter(), out / name / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = ["experiment", *words, "--data", str(data), "--out", str(out / name)]
+        with log.open("w", encoding="utf-8") as file:
+            code = subprocess.run(
+                [sys.executable, "-m", "rsm_torch", *command], stdout=file, stderr=subprocess.STDOUT
+            ).returncode
+        said = "done" if code == 0 else f"failed, see {log}"
+        stderr().print(f"{name:20} {time.perf_counter() - began:6.0f} s  {said}", markup=False)
+        failed += [] if code == 0 else [name]
+    if failed:
+        raise CommandError(f"{len(failed)} of {len(runs)} failed: {', '.join(failed)}")

@@ -82,6 +82,14 @@ ROWS = (
         _NO_READER + _MADE + "LongMemEval is a sample of one instance here: no result.",
     ),
     Row(
+        "toolbench",
+        "Which of many APIs serves a request: where does the right one stand?",
+        "ToolBench, G1 and G2 queries (quick: one file)",
+        "Useful under matched storage (GPT-4o picks and judges; its figures are not in our source).",
+        "No reader and no judge: NDCG@5 of each memory's ranking of the APIs. MiniLM embeds; the data here are a part of "
+        "what is published.",
+    ),
+    Row(
         "noise",
         "What is lost where Gaussian noise, σ times as long as the embedding, is added to what is stored?",
         "AMA-Bench, 40 episodes (quick: 2)",
@@ -109,6 +117,15 @@ ROWS = (
         "AMA-Bench, 40 episodes one after another (quick: 1,000 chunks)",
         "Sublinear growth to 32,000 chunks; without the fallback 8.84 and 10.56 % more atoms at 16,000 and 32,000.",
         _MADE + "As many chunks as 40 episodes give, not 32,000.",
+    ),
+    Row(
+        "judges",
+        "Does the order of the memories depend on who judges?",
+        "AMA-Bench, 40 episodes (quick: 2)",
+        "The ranking of compact memories is the same under GPT-4o and GPT-5.4 at all three budgets; Full-Context's absolute "
+        "score is not.",
+        "No reader: three measures of a context stand for judges, the share of the steps that hold the answer, the share of "
+        "their text, and of the reference answer's words. " + _MADE,
     ),
     Row(
         "algorithm-e",

@@ -102,7 +102,10 @@ def figures(
             raise RuntimeError(f"{method} failed {len(failed)} questions, first: {failed[0]}")
         for budget in budgets:
             own = [row for row in rows if row["budget"] == budget]
-            values = {(r["episode"], r["question"]): float(r["metrics"][metric]) for r in own}
+            values = {
+                (r["episode"], r["question"]): float(figure)
+                for r in own if (figure := r["metrics"][metric]) is not None
+            }  # fmt: skip
             found[method, budget] = Figures(values, float(np.mean([r["tokens"] for r in own])))
     return found
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import kendalltau
 from torch import Tensor
 
 from experiments.paper import Given
@@ -79,6 +80,46 @@ def _two(given: Given, datasets: Sequence[str]) -> list[dict[str, Any]]:
     for dataset in datasets:
         one = opened(given, dataset, QUICK if given.quick else EPISODES)
         parts.append(_part(dataset, "tokens", one, cells(figures(given, one, methods), OURS)))
+    return parts
+
+
+def toolbench(given: Given) -> list[dict[str, Any]]:
+    methods = (OURS, *STREAMING, *FLAT, "rag-kmeans")
+    one = opened(given, "toolbench", 1 if given.quick else EPISODES)
+    found = figures(given, one, methods, metric="ndcg@5")
+    part = _part("ToolBench", "", one, cells(ranked(found, "NDCG@5"), OURS))
+    return [{**part, "measure": "NDCG@5"}]
+
+
+def ranked(found: Mapping[tuple[str, Any], Figures], mark: str) -> dict[tuple[str, Any], Figures]:
+    """Figures that are of no budget, under another mark."""
+    return {(rule, mark): value for (rule, _), value in found.items()}
+
+
+JUDGES = {
+    "evidence_recall": "steps held", "evidence_share": "text of steps", "coverage": "words of the answer"
+}  # fmt: skip
+
+
+def judges(given: Given) -> list[dict[str, Any]]:
+    one, parts = _ama(given), []
+    methods = (OURS, "rsm-full-int8", *STREAMING, *FLAT)
+    for budget in (2_600, 4_000, 5_000):
+        found: dict[tuple[str, Any], Figures] = {}
+        for metric, name in JUDGES.items():
+            found |= ranked(figures(given, one, methods, (budget,), metric=metric), name)
+        marks = list(JUDGES.values())
+        order = {
+            mark: [float(np.mean(list(found[rule, mark].values.values()))) for rule in methods]
+            for mark in marks
+        }
+        agree = [
+            {"rule": f"Kendall's tau with {marks[0]}", "mark": mark,
+             "value": round(float(kendalltau(order[marks[0]], order[mark]).statistic), 4)}
+            for mark in marks
+        ]  # fmt: skip
+        part = _part(f"AMA-Bench, {budget:,} tokens", "", one, cells(found, OURS) + agree)
+        parts.append({**part, "measure": "share held"})
     return parts
 
 

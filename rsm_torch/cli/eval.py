@@ -29,7 +29,9 @@ COLUMNS = ("evidence", "coverage", "tokens", "groups", "KB", "write s", "read ms
 
 @one_line_errors
 def evaluate(
-    dataset: Annotated[str, typer.Option(help="ama-bench, realmem, locomo and others.")],
+    dataset: Annotated[
+        str, typer.Option(help="ama-bench, realmem, locomo and others, or a file of your own.")
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
@@ -37,7 +39,10 @@ def evaluate(
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Names of memories or groups of them, separated by commas.")
+        str,
+        typer.Option(
+            help="Names of memories or groups, or package.module:Class, separated by commas."
+        ),
     ] = "all-offline",
     budgets: Annotated[str, typer.Option(help="Tokens of a context; may be several.")] = "4000",
     reader: Annotated[
@@ -135,21 +140,21 @@ def evaluate(
     if out is not None and out.exists() and not out.is_dir():
         raise CommandError(f"--out: {out} is a file, expected a folder")
     with Eta() as eta:
-        ready = set_up(request, out, eta)
-        stderr().print(f"run: {ready.folder}", markup=False, soft_wrap=True)
-        with RunFolder(ready.folder) as folder:
+        ready, place = set_up(request, out, eta)
+        stderr().print(f"run: {place}", markup=False, soft_wrap=True)
+        with RunFolder(place) as folder:
             run(ready.plan, ready.prepared, folder, eta, retry=retry_failed)
-    lines = summarise(ready.folder)
+    lines = summarise(place)
     if as_json:
-        print_json({"out": str(ready.folder), "settings": ready.settings, "summary": lines})
+        print_json({"out": str(place), "settings": ready.settings, "summary": lines})
     else:
         stdout().print(table(lines))
     failed = sum(line["errors"] for line in lines)
     if failed and not as_json:
-        often, most = commonest_error(ready.folder)
+        often, most = commonest_error(place)
         note = (
             f"{failed} of the lines {'has' if failed == 1 else 'have'} an error; {most} of them: "
-            f"{often}; see {ready.folder / 'results.jsonl'}. The same "
+            f"{often}; see {place / 'results.jsonl'}. The same "
             "command with --retry-failed asks them again; answers that came cost nothing"
         )
         stderr().print(note, markup=False, soft_wrap=True)

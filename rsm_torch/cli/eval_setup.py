@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rsm_torch.cli import embedding
 from rsm_torch.cli.errors import CommandError
 from rsm_torch.cli.eval_models import Asked, make_models
 from rsm_torch.eval.datasets import Episode
 from rsm_torch.eval.judges.protocol import Judge
-from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.preparing import QUANTILE, Report, Rows
 from rsm_torch.eval.readers.protocol import Reader
-from rsm_torch.eval.run import Plan
+
+if TYPE_CHECKING:
+    from rsm_torch.eval.comparing import Ready
 
 HELD_OUT = 10  # episodes after the limit that the threshold is calibrated on
 RUNS = Path("runs")
@@ -44,32 +45,21 @@ class Request:
     tokenizer: str | None
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A run that can start: its manifest is written and is that of this very run."""
-
-    plan: Plan
-    prepared: Prepared
-    folder: Path
-    settings: dict[str, Any]
-
-
-def set_up(request: Request, out: Path | None, report: Report) -> Ready:
+def set_up(request: Request, out: Path | None, report: Report) -> tuple[Ready, Path]:
     """Load, cut and embed the data, make reader and judges, settle the folder.
 
     What is quick to find wrong is found first. Without `out` the folder is named by the settings,
     so that the same command finds it again.
     """
-    from rsm_torch.baselines.methods import GROUPS, make_memory, method_names
-    from rsm_torch.baselines.settings import Settings
-    from rsm_torch.eval.counting import CachedCounter
-    from rsm_torch.eval.datasets import format_name
-    from rsm_torch.eval.manifest import describe, settle
-    from rsm_torch.eval.preparing import embed_all, prepare, window
+    from rsm_torch.baselines.methods import GROUPS, method_names
+    from rsm_torch.eval.comparing import get_ready
+    from rsm_torch.eval.manifest import settle
     from rsm_torch.eval.readers import as_chat
     from rsm_torch.provenance import provenance
 
-    dataset = format_name(request.dataset)
+    request, dataset = _of_file(request)
+    if ":" in request.methods and "" not in sys.path:
+        sys.path.insert(0, "")  # memories of yours stand in this folder
     methods = method_names(request.methods)
     talking = [name for name in methods if name in GROUPS["all-llm"]]
     if talking and request.models.chat.strip() == "none":
@@ -82,30 +72,27 @@ def set_up(request: Request, out: Path | None, report: Report) -> Ready:
     own = embedding.tokenizer_of(embedder)
     tokenizer = _counting(request, reader, judges, own)
     rows = _rows(embedder)
-    tau, threshold = _threshold(request, episodes, beyond, embedder, own, rows)
-    prepared = prepare(dataset, episodes, embedder, own, rows, report)
-    count = CachedCounter(tokenizer)
-    talk = None if chat is None else as_chat(chat)
-
-    def make(name: str, seed: int) -> Any:
-        return make_memory(
-            name,
-            Settings(
-                dim=prepared.dim, tokenizer=count, tau=tau, seed=seed, chat=talk,
-                embed=lambda texts: embed_all(texts, embedder, rows),
-            ),
-        )  # fmt: skip
-
-    settings = describe(
-        prepared, data=_hashes(dataset, request, episodes), embedder=embedder,
-        tokenizer=tokenizer, chunk_tokens=window(embedder), threshold=threshold, methods=methods,
-        budgets=request.budgets, seeds=request.seeds, limit=request.limit, sample=request.sample, reader=reader,
-        judges=judges, chat=None if chat is None else chat.describe(),
+    threshold = _threshold(request, episodes, beyond, embedder, own, rows)
+    ready = get_ready(
+        dataset, episodes, methods, embedder=embedder, own=own, tokenizer=tokenizer, threshold=threshold,
+        budgets=request.budgets, seeds=request.seeds, reader=reader, judges=judges,
+        data=_hashes(dataset, request, episodes), rows=rows, chat=None if chat is None else as_chat(chat),
+        talks=None if chat is None else chat.describe(), limit=request.limit, sample=request.sample,
+        report=report,
     )  # fmt: skip
-    folder = out or RUNS / f"{dataset}-{_digest(settings)}"
-    settle(folder, settings, provenance(), shlex.join(["rsm", *sys.argv[1:]]))
-    plan = Plan(methods, request.budgets, request.seeds, make, count, reader, judges)
-    return Ready(plan, prepared, folder, settings)
+    folder = out or RUNS / f"{dataset}-{_digest(ready.settings)}"
+    settle(folder, ready.settings, provenance(), shlex.join(["rsm", *sys.argv[1:]]))
+    return ready, folder
+
+
+def _of_file(request: Request) -> tuple[Request, str]:
+    """The request with its data, and the dataset's name, where that is a file of one."""
+    from rsm_torch.eval.datasets import detect, format_name
+
+    file = Path(request.dataset)
+    if request.data is None and file.is_file():
+        return replace(request, data=file), detect(file)
+    return request, format_name(request.dataset)
 
 
 def _episodes(dataset: str, request: Request) -> tuple[list[Episode], list[Episode]]:
@@ -162,20 +149,20 @@ def _threshold(
     embedder: Any,
     tokenizer: Any,
     rows: Rows,
-) -> tuple[float, dict[str, Any]]:
-    """tau, and for the manifest where it is from."""
+) -> dict[str, Any]:
+    """tau, and where it is from."""
     from rsm_torch.eval.preparing import calibrate
 
     given = embedding.given_tau(request.tau, embedder.name)
     if given is not None:
-        return given, {"tau": given, "from": "given"}
+        return {"tau": given, "from": "given"}
     apart = any(episode.streams for episode in beyond)
     chosen = beyond if apart else episodes
     try:
         found = calibrate(chosen, embedder, tokenizer, rows)
     except ValueError as error:
         raise CommandError(f"--tau: cannot be calibrated here ({error}); give one") from error
-    return found.tau, {
+    return {
         "tau": found.tau,
         "from": "episodes beyond the limit" if apart else "the evaluated episodes",
         "episodes": [episode.id for episode in chosen],

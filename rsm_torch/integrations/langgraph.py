@@ -46,6 +46,8 @@ from rsm_torch.text.items import (
     read_metadata,
 )
 
+__all__ = ["RSMStore"]
+
 KIND = "langgraph:"
 UNINDEXED = "(not indexed)"  # the text of items that queries do not find
 FIELD = "."  # before the names of a value's fields in metadata; none of the names below has it
