@@ -17,7 +17,7 @@ import typer
 
 from rsm_torch.cli.errors import CommandError, one_line_errors
 from rsm_torch.cli.output import print_json, stderr, stdout
-from rsm_torch.files import whole
+from rsm_torch.files import whole, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rsm_torch.text.settings import Settings
     from rsm_torch.text.store import ItemStore
 
-Texts = Callable[[Sequence[int]], dict[int, str]]
+Members = Callable[[Sequence[int]], dict[int, Any]]
 
 KINDS = {
     "member rows": ("members", "members_scale"),
@@ -57,7 +57,7 @@ class Snapshot:
         names: the stream of each slot that may hold something.
         slots: how many streams there are, empty ones too.
         file: bytes on disk by kind.
-        items: how many an AgentMemory keeps; texts: theirs, by the ids of members.
+        items: how many an AgentMemory keeps; members: its items by the ids of members.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Snapshot:
     file: dict[str, int]
     items: int | None = None
     tau_pending: bool = False
-    texts: Texts | None = None
+    members: Members | None = None
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,43 @@ def inspect(
         Path | None, typer.Option(help="Save a picture: atom sizes, ranks, energy (.png).")
     ] = None,
     top: Annotated[int, typer.Option(help="How many of the largest atoms and streams.")] = 10,
+    web: Annotated[
+        Path | None, typer.Option(help="Save a page to look at in a browser (.html).")
+    ] = None,
+    texts: Annotated[int, typer.Option(help="Most texts on the page.")] = 5000,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="On the page: what it would get, and why; may be several."),
+    ] = None,
+    stream: Annotated[str | None, typer.Option(help="Which stream questions are asked of.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of the contexts of questions.")] = 1000,
+    embedder: Annotated[str | None, typer.Option(help="Of questions: model id or folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Streams, atoms, ranks, energy, bytes and the largest atoms of a saved memory."""
+    for option, value in (("--texts", texts), ("--max-tokens", max_tokens)):
+        if value < 1:
+            raise CommandError(f"{option}: expected at least 1, got {value}")
+    if web is not None and web.suffix.lower() != ".html":
+        raise CommandError(f"--web: expected a file that ends in .html, got {web}")
+    if question and web is None:
+        raise CommandError("--question: is answered on a page; say where with --web")
     if top < 1:
         raise CommandError(f"--top: expected at least 1, got {top}")
     if plot is not None and plot.suffix.lower() != ".png":
         raise CommandError(f"--plot: expected a file that ends in .png, got {plot}")
     if not snapshot.exists():
         raise CommandError(f"SNAPSHOT: {snapshot}: no such file or folder")
+    answers = _answers(snapshot, question, stream, max_tokens, embedder) if question else []
     with _folder(snapshot) if snapshot.is_dir() else _file(snapshot) as opened:
         atoms = atoms_of(opened.memory)
         found = figures(opened, atoms, top)
+        if web is not None:
+            from rsm_torch.cli.inspect_web import page
+
+            names, members = opened.names, opened.members
+            shown = page(snapshot.name, opened.kind, opened.memory, names, members, answers, texts)
+            write_whole(web, shown.encode())
     if plot is not None:
         if not len(atoms.members):
             raise CommandError(f"--plot: {snapshot} holds no atoms to draw")
@@ -114,8 +139,23 @@ def inspect(
         print_json(found)
     else:
         show(found, top, stdout())
-    if plot is not None:
-        stderr().print(f"saved: {plot}", markup=False, soft_wrap=True)
+    for saved in (plot, web):
+        if saved is not None:
+            stderr().print(f"saved: {saved}", markup=False, soft_wrap=True)
+
+
+def _answers(
+    path: Path, questions: Sequence[str], stream: str | None, max_tokens: int, embedder: str | None
+) -> list[dict[str, Any]]:
+    from rsm_torch.cli.embedding import open_embedder, tokenizer_of
+    from rsm_torch.cli.inspect_web import answers_of
+    from rsm_torch.text.memory import AgentMemory
+
+    if not path.is_file():
+        raise CommandError(f"--question: {path} holds no texts; expected an AgentMemory file")
+    model = open_embedder(embedder)
+    with AgentMemory(model, path=path, tokenizer=tokenizer_of(model)) as memory:
+        return answers_of(memory, questions, stream, max_tokens)
 
 
 @contextmanager
@@ -170,7 +210,7 @@ def _file(path: Path) -> Iterator[Snapshot]:
             file={"embeddings": vectors, "texts and indexes": store.nbytes() - vectors},
             items=items,
             tau_pending=settings.pending,
-            texts=lambda chunks: {k: item.text for k, item in store.by_chunk(chunks).items()},
+            members=store.by_chunk,
         )
     except sqlite3.DatabaseError as error:
         raise CommandError(f"SNAPSHOT: {path} is damaged ({error})") from error
@@ -285,7 +325,7 @@ def _events(snapshot: Snapshot) -> dict[str, int] | None:
     """None of an AgentMemory, whose file does not keep them."""
     from rsm_torch.state import EVENTS
 
-    if snapshot.texts is not None:
+    if snapshot.items is not None:
         return None
     return dict(zip(EVENTS, snapshot.tensors["events"].sum(0).tolist(), strict=True))
 
@@ -335,9 +375,10 @@ def _sample(snapshot: Snapshot, atoms: Atoms, i: int) -> dict[str, Any]:
         at = int((snapshot.memory.atoms(slot).handles == atoms.index[i]).nonzero())
         nearest = (held.vectors[mine] @ centre[at]).argsort(descending=True, stable=True)
         ids = held.ids[mine[nearest[:SHOWN_IDS]]].tolist()
-    if snapshot.texts is not None:
+    if snapshot.members is not None:
         shown = ids[0] if ids else int(atoms.name[i])
-        return {"text": shortened(snapshot.texts([shown]).get(shown, ""))}
+        item = snapshot.members([shown]).get(shown)
+        return {"text": shortened("" if item is None else item.text)}
     labels = held.labels[mine].tolist()
     counted = Counter(label for label in labels if label >= 0).most_common(SHOWN_LABELS)
     return {"ids": ids, "labels": dict(counted)}
