@@ -63,7 +63,7 @@ ROWS = (
     Row(
         "realmem",
         "What do contexts hold where sessions arrive in another order?",
-        "RealMem, 7 personas (quick: 1), three permutations",
+        "RealMem, 7 personas (quick: the beginning of one), three permutations",
         "RSM-full +0.69 over Budget-RAG, +0.27 (null) to BM25-RAG, +2.97 over Streaming-Proto.",
         _NO_READER + _MADE + "Sessions move between two questions only.",
     ),
@@ -77,7 +77,7 @@ ROWS = (
     Row(
         "boundaries",
         "Where does a compact memory gain nothing?",
-        "LoCoMo, and LongMemEval's one sample instance",
+        "LoCoMo, and LongMemEval's one sample instance (quick: two short ones)",
         "On raw LoCoMo and LongMemEval the advantage weakens or disappears.",
         _NO_READER + _MADE + "LongMemEval is a sample of one instance here: no result.",
     ),

@@ -7,7 +7,7 @@ it is compared {"against", "difference", "low", "high", "p"}.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from experiments.paper import Given
 from rsm_torch.baselines.methods import make_memory
 from rsm_torch.baselines.settings import Settings
+from rsm_torch.eval.datasets import Episode
 from rsm_torch.eval.prepared import Prepared
 from rsm_torch.eval.run import Plan, Unit
 from rsm_torch.eval.stats import comparisons
@@ -42,8 +43,17 @@ class Opened:
         }  # fmt: skip
 
 
-def opened(given: Given, dataset: str, most: int, permutation: int = 0) -> Opened:
-    """The first `most` episodes, their sessions permuted."""
+def begun(episode: Episode, items: int) -> Episode:
+    """The first items of an episode's streams, and the questions asked by then."""
+    streams = {name: some[:items] for name, some in episode.streams.items()}
+    asked = [q for q in episode.questions if q.after is not None and q.after <= items]
+    return replace(episode, streams=streams, questions=asked)
+
+
+def opened(
+    given: Given, dataset: str, most: int, permutation: int = 0, items: int | None = None
+) -> Opened:
+    """The first `most` episodes, their sessions permuted; of each the first `items`, None: all."""
     from rsm_torch.cache import RowCache, cache_folder
     from rsm_torch.embedders import MINILM, load_embedder
     from rsm_torch.eval.datasets import load, permuted
@@ -52,6 +62,8 @@ def opened(given: Given, dataset: str, most: int, permutation: int = 0) -> Opene
 
     embedder: Any = load_embedder(MINILM, "cpu")
     published = list(islice(load(given.data, dataset), most))
+    if items is not None:
+        published = [begun(one, items) for one in published]
     episodes = [permuted(one, permutation) for one in published]
     rows = RowCache(cache_folder("embeddings") / "experiments.rows")
     prepared = prepare(dataset, episodes, embedder, embedder.tokenizer, rows, given.told)

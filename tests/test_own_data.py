@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,28 @@ def test_evaluate_gives_a_line_for_each_question_and_goes_on_where_it_was(tmp_pa
 def test_a_method_that_is_none_is_told(methods, error, message):
     with pytest.raises(error, match=message):
         evaluate(made_episodes(1), methods, embedder=Words(), tau=0.5)
+
+
+class Claims(Nothing):
+    """Names a chunk that it was not given, or gives no context at all."""
+
+    def context(self, query, max_tokens):
+        from rsm_torch import Context
+
+        return "text" if max_tokens < 50 else Context("", 0, ("999",), max_tokens)
+
+
+def test_a_memory_that_claims_too_much_fails_its_questions():
+    rows = evaluate(made_episodes(1), [Claims], embedder=Words(), budgets=[30, 60], tau=0.5)
+    errors = {(row["budget"], row["error"]["type"]) for row in rows}
+    assert errors == {(30, "NotAContext"), (60, "UnknownId")}
+
+
+def test_two_questions_of_one_id_are_told():
+    (episode,) = made_episodes(1)
+    episode.questions[:] = [replace(one, id="same") for one in episode.questions]
+    with pytest.raises(ValueError, match="two questions have the id 'same'"):
+        evaluate([episode], ["full-rag"], embedder=Words(), tau=0.5)
 
 
 def test_no_questions_is_told():

@@ -104,6 +104,12 @@ def _got(
     for one, budget in zip(row, budgets, strict=True):
         used = count(one.text) if isinstance(one, Context) else None
         tokens.append(used)
+        if not isinstance(one, Context | Failure):
+            kind = type(one).__name__
+            one = Failure(
+                "NotAContext",
+                f"context() gave {kind}; expected Context(text, tokens, ids, max_tokens)",
+            )
         if used is not None and used > budget:
             one = Failure("OverBudget", f"the context has {used} tokens, the budget is {budget}")
         contexts.append(one)

@@ -63,7 +63,8 @@ def prepare(
         report: told of the progress.
 
     Raises:
-        DatasetError: two streams of one name, or a question about a stream that is not there.
+        DatasetError: two streams of one name, a question about a stream that is not there, or two
+            questions of an episode with one id.
         ValueError: texts that cannot be embedded.
     """
     cut: list[tuple[Episode, str, list[Item], list[int]]] = []
@@ -186,6 +187,14 @@ def _questions(
     episode: Episode, streams: Mapping[str, Stream], vectors: Iterator[Tensor]
 ) -> Iterator[Asked]:
     """The questions of an episode, with the round each is asked in."""
+    named: set[str] = set()
+    for question in episode.questions:
+        if question.id in named:
+            raise DatasetError(
+                f"episode {episode.id!r}: two questions have the id {question.id!r}; results are kept "
+                "by it, so give each an id of its own"
+            )
+        named.add(question.id)
     of: dict[str, Stream] = {}
     stops: dict[str, set[int]] = {}  # where each stream stops to be asked
     for question in episode.questions:

@@ -108,21 +108,15 @@ def dataset_key(dataset: str) -> str:
 def reader_prompt(
     dataset: str, question: Question, context: str, about: Mapping[str, Any] | None = None
 ) -> Prompt:
-    """What a reader is asked.
+    """What a reader is asked: of a dataset that is none of this library's, in the plain form.
 
     Args:
         dataset: its name, with "-" or "_".
         question: the question.
         context: what the memory gave; may be empty.
         about: the episode's metadata; AMA-Bench's task and task type are shown.
-
-    Raises:
-        ValueError: no form for this dataset.
     """
-    name = dataset_key(dataset)
-    if name not in FORMS:
-        raise ValueError(f"dataset: no prompt for {dataset!r}; there is one for {', '.join(FORMS)}")
-    form, about = FORMS[name], about or {}
+    form, about = FORMS.get(dataset_key(dataset), FORMS["plain"]), about or {}
     text = form.user.format(
         context=context or EMPTY,
         question=question.text,

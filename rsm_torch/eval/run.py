@@ -166,6 +166,19 @@ def slices(questions: Sequence[Asked], most: int) -> Iterator[Sequence[Asked]]:
             start = place
 
 
+def _known(context: Context | Failure, asked: Asked) -> Context | Failure:
+    """A failure in place of a context that names chunks which its stream was not given yet."""
+    ids = context.ids if isinstance(context, Context) else ()
+    for id in ids:
+        if not (isinstance(id, str) and id.isdecimal() and int(id) < asked.after):
+            return Failure(
+                "UnknownId",
+                f"the context names the chunk {id!r:.40}, which the memory was not given of this "
+                "stream; Context.ids are the ids of the chunks in the text",
+            )
+    return context
+
+
 class Unit:
     """One memory with one seed, from empty to written; it is used up by `results`.
 
@@ -254,6 +267,8 @@ class Unit:
             nothing = Got([self.broken] * len(budgets), [None] * len(budgets), None, 0.0)
             return dict.fromkeys(some, nothing), "observe"
         found = ask(self.memory, [one.query for one in some], budgets, self.plan.count)
+        for one, got in zip(some, found, strict=True):
+            got.contexts[:] = [_known(context, one) for context in got.contexts]
         return dict(zip(some, found, strict=True)), "context"
 
     def _lines(
