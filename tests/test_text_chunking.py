@@ -7,11 +7,12 @@ import random
 import time
 
 import pytest
-from text_support import needs_minilm, words
+from text_support import Hashed, needs_minilm, words
 
 from rsm_torch.embedders import MINILM, packaged_weights
+from rsm_torch.text import AgentMemory
 from rsm_torch.text.chunking import chunk
-from rsm_torch.text.items import Item
+from rsm_torch.text.items import Item, is_blank
 from rsm_torch.tokens import token_counter
 
 
@@ -45,6 +46,18 @@ def test_parts_carry_what_the_item_had_and_their_place():
         assert (part.time, part.step, part.session, part.role) == (7, 3, "S", "user")
         assert part.metadata == {"k": [1], "part": number, "parts": 3}
     assert item.metadata == {"k": [1]}
+
+
+def test_no_part_is_blank_so_that_a_memory_takes_them_all():
+    text = "one two three \u200b\u200b\u200b \u200b \u2060 \u200b four five \u200b"
+    for limit in range(1, 12):
+        parts = chunk(text, limit, tokenizer=len)
+        assert "".join(part.text for part in parts if len(parts) > 1)
+        assert not any(is_blank(part.text) for part in parts)
+        if len(parts) > 1:
+            assert [part.metadata["part"] for part in parts] == list(range(1, len(parts) + 1))
+    with AgentMemory(Hashed(), tau=0.5) as memory:
+        assert len(memory.add(chunk(text, 2, tokenizer=len), "s")) > 5
 
 
 def test_nothing_is_merged_across_items():

@@ -17,7 +17,7 @@ from rsm_torch.eval.datasets import DatasetError, Episode, Question
 from rsm_torch.eval.metrics import RANKS, RANKS_OF, carried, target
 from rsm_torch.eval.prepared import Asked, Prepared, Stream
 from rsm_torch.text.chunking import chunk
-from rsm_torch.text.items import Item, utc_seconds
+from rsm_torch.text.items import Item, is_blank, utc_seconds
 
 CHUNK_TOKENS = 256
 EXAMPLES = 50
@@ -96,7 +96,7 @@ def cut_stream(
     chunks: list[Item] = []
     ends = [0]
     for item in items:
-        if item.text.strip():
+        if not is_blank(item.text):
             chunks += chunk(item, max_tokens, tokenizer=tokenizer)
         ends.append(len(chunks))
     return chunks, ends

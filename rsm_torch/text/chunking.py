@@ -19,6 +19,7 @@ from rsm_torch.text.items import (
     Row,
     Texts,
     Times,
+    is_blank,
     kind_of,
     read_stream,
     row_of,
@@ -152,7 +153,7 @@ def chunk(
     Parts end at a paragraph, else a sentence or line, else a word, else a character. Nothing is
     merged: an item's parts hold that item's text only, and carry its time, step, session, role
     and metadata, with `{"part": i, "parts": n}` (from 1) added. Without overlap the parts hold
-    every non-whitespace character once.
+    every visible character once.
 
     Args:
         items: what to split; plain strings become items.
@@ -171,7 +172,7 @@ def chunk(
     measure = _Measure(max_tokens, overlap, token_counter(tokenizer), _stretch_finder(tokenizer))
     out: list[Item] = []
     for item in _items(items):
-        parts = list(_split(item.text, measure))
+        parts = [part for part in _split(item.text, measure) if not is_blank(part)]
         if not parts or parts == [item.text]:  # blank, or short enough
             out.append(item)
             continue
