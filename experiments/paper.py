@@ -136,4 +136,3 @@ ROWS = (
         "Our own CPU, one thread; ten chunks an atom.",
     ),
 )  # fmt: skip
-BY_NAME = {row.name: row for row in ROWS}

@@ -105,18 +105,6 @@ def orient(u: np.ndarray, sums: np.ndarray) -> np.ndarray:
     return u
 
 
-def principal_angles(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Angles in radians, rising, between the spaces of bases u [K, D] and v [L, D]; [min(K, L)].
-
-    By their sines where they are small, since a cosine loses angles below 1e-4 (Björck and Golub
-    1973). Zero rows of a basis do not count.
-    """
-    u, v = sorted((b[b.any(-1)].astype(np.float64) for b in (u, v)), key=len)
-    cosine = np.linalg.svd(u @ v.T, compute_uv=False).clip(0, 1)
-    sine = np.linalg.svd(u - u @ v.T @ v, compute_uv=False)[::-1].clip(0, 1)
-    return np.where(cosine**2 < 0.5, np.arccos(cosine), np.arcsin(sine))
-
-
 # -- bases of a state ----------------------------------------------------------------------------
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any, Literal, get_args
 
 from rsm_torch.checks import as_choice, as_count, shown
-from rsm_torch.files import parse_json
 
 Routing = Literal["max", "centroid_first"]
 Scope = Literal["all", "nearest"]
@@ -143,13 +141,3 @@ class RSMConfig:
                 f"config: unknown setting {', '.join(unknown):.80}; the settings are {known}"
             )
         return cls(**values)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> RSMConfig:
-        """The inverse of `to_json`. Raises TypeError or ValueError for anything else."""
-        if not isinstance(text, (str, bytes)):
-            raise TypeError(f"config: expected JSON as a string, got {shown(text)}")
-        return cls.from_dict(parse_json("config", text))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from memory_support import chunks, filled
+from scipy.linalg import subspace_angles
 from state_support import check_stream
 from torch.nn.functional import normalize
 
@@ -17,7 +16,7 @@ from rsm_torch.memory import StreamMemory
 
 
 def angles(u: torch.Tensor, v: torch.Tensor) -> list[float]:
-    return basis.principal_angles(u.numpy(), v.numpy()).tolist()
+    return subspace_angles(u.numpy().T, v.numpy().T)[::-1].tolist()
 
 
 def atoms_of(memory: StreamMemory) -> merging.Atoms:
@@ -35,16 +34,6 @@ def plane(*degrees: float, dim: int = 4) -> torch.Tensor:
 
 
 # -- merging atoms -------------------------------------------------------------------------------
-
-
-def test_principal_angles():
-    eye = torch.eye(5)
-    tilted = torch.stack([eye[0], 1e-5 * eye[2] + eye[1]])
-    assert angles(eye[:2], normalize(tilted, dim=-1)) == pytest.approx([0, 1e-5], abs=1e-7)
-    assert angles(eye[:1], plane(30, dim=5)[0]) == pytest.approx([math.radians(30)], abs=1e-6)
-    assert angles(eye[:1], eye[1:3]) == pytest.approx([math.pi / 2])
-    # A row of zeros is no direction.
-    assert len(angles(torch.stack([eye[0], 0 * eye[0]]), eye[:3])) == 1
 
 
 def test_merged_bases_are_those_of_all_members_while_nothing_was_cut():

@@ -22,7 +22,6 @@ from rsm_torch.config import RSMConfig, Storage
 from rsm_torch.memory import StreamMemory
 
 ROUND = 32  # chunks a stream is given at once, at the most
-SINGLES = 10_000
 SHAPES = ("equal", "zipf", "one giant")
 NEW = (1, 32)  # chunks of each stream in a write
 

@@ -35,13 +35,11 @@ from rsm_torch.text.claim import (
 
 # -- tables ----------------------------------------------------------------------------------------
 
-META = "key, value"
 STREAMS = "id, name"
 ITEMS = (
     "id, stream, text, time, step, session, role, metadata, hash, expires, key, created, updated"
 )
 CHUNKS = "id, item, stream, vector, atom, part"
-SNAPSHOTS = "stream, chunks, rows, body"
 
 
 def create_tables() -> tuple[str, ...]:

@@ -154,12 +154,6 @@ class StreamIndex:
                 changed.chunks[stream] = _named(chunks, names)
         return changed
 
-    def reload(self, streams: Mapping[int, Chunks]) -> None:
-        """Make these streams hold exactly these chunks."""
-        for stream in streams:
-            self.reset(stream)
-        self.assign(streams)
-
     def forget(self, stream: int, chunks: Sequence[int]) -> None:
         """Remove chunks of a stream."""
         row = self.rows[stream]

@@ -73,7 +73,6 @@ GIVEN = {"tau": 0.5, "quantile": 0.5, "examples": 3}
 def constructors():
     for field in RSMConfig.__dataclass_fields__:
         yield "RSMConfig", field, lambda v, field=field: RSMConfig(**{"dim": D} | {field: v})
-    yield "RSMConfig.from_json", "config", RSMConfig.from_json
     yield "RSMConfig.from_dict", "config", RSMConfig.from_dict
     for field in Calibration.__dataclass_fields__:
         for make in (lambda of: Calibration(**of), Calibration.from_dict):
@@ -298,9 +297,7 @@ def test_nothing_was_left_in_the_working_folder():
          "4611686018427387904, got a int too long to show"),
         (lambda: RSMConfig(4, ttl=float("inf")), ValueError, "ttl: expected a finite number, got inf"),
         (lambda: RSMConfig(2**24 + 1), ValueError, "dim: expected an int from 1 to 16777216"),
-        (lambda: RSMConfig.from_json("{}"), ValueError, "config: no dim, the width"),
-        (lambda: RSMConfig.from_json("{"), ValueError, "config: not valid JSON"),
-        (lambda: RSMConfig.from_json(None), TypeError, "config: expected JSON as a string, got None"),
+        (lambda: RSMConfig.from_dict({}), ValueError, "config: no dim, the width"),
         (lambda: StreamMemory(CONFIG, calibration=1), TypeError,
          "calibration: expected a Calibration, got int"),
         (lambda: StreamMemory(CONFIG, device="meta"), ValueError, "device: expected one that holds values"),

@@ -25,11 +25,11 @@ from rsm_torch.text.database import checksum
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 COLUMNS = {
-    "meta": database.META,
+    "meta": "key, value",
     "streams": database.STREAMS,
     "items": database.ITEMS,
     "chunks": database.CHUNKS,
-    "snapshots": database.SNAPSHOTS,
+    "snapshots": "stream, chunks, rows, body",
 }
 
 
