@@ -90,6 +90,17 @@ def test_ids_run_on_through_the_plans_of_a_long_chat(tmp_path):
     assert find(tmp_path, "10M-1", "beam").streams["10M-1"] == items
 
 
+def test_the_hubs_long_chats_hold_their_plans_once_more():
+    batches = json.loads(CHAT.read_text())
+    chat = [{"plan-1": batches, "plan-2": None}, {"plan-1": None, "plan-2": batches[:1]}]
+    long = from_row("10M-1", {**hub_row(), "chat": chat, "plans": [{"chat": []}]}, "row 0")
+    items = long.streams["10M-1"]
+    assert [item.metadata["message"] for item in items[9:]] == [str(11 + n) for n in range(6)]
+    assert items[:9] == from_row("10M-1", hub_row(), "row 0").streams["10M-1"]
+    with pytest.raises(DatasetError, match=r"row 0, chat, \[0\]: field 'turns' is missing"):
+        from_row("10M-1", {**hub_row(), "chat": [{"plan-1": None}]}, "row 0")
+
+
 def test_sizes_are_told_apart_by_name(tmp_path):
     for size, number in (("100K", 3), ("500K", 3), ("500K", 12)):
         shutil.copytree(HOME, tmp_path / "beam" / "chats" / size / str(number))
@@ -178,7 +189,7 @@ def test_the_hubs_files_are_read_row_by_row(monkeypatch, tmp_path):
 def test_without_pyarrow_the_error_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "100K-00000-of-00001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DatasetError, match=r"needs pyarrow \(pip install pyarrow\); or give the"):
+    with pytest.raises(DatasetError, match=r"needs pyarrow \(pip install pyarrow\)"):
         list(load(tmp_path / "100K-00000-of-00001.parquet"))
 
 

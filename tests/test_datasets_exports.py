@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 
 import pytest
 
@@ -211,3 +212,55 @@ def test_episodes_part_a_file(tmp_path):
 def test_a_wrong_question_is_told_by_file_and_line(tmp_path, record, message):
     with pytest.raises(DatasetError, match=rf"own\.jsonl, {message}"):
         list(load(own(tmp_path, record)))
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+FILES = {
+    "chatgpt": [CHATGPT], "claude": [CLAUDE], "sharegpt": [SHAREGPT], "messages": [FINE_TUNING],
+    "tau": [TAU], "tau2": [TAU2], "swe": [SWE], "openhands": OPENHANDS, "own": OWN,
+}  # fmt: skip
+VALUES = (None, 5, True, "x", [], ["x"], {}, {"x": 1}, [[]], float("inf"))
+
+
+def damaged(document):
+    """The document with each of its values, one at a time, replaced or left out."""
+
+    def ways(value, way):
+        keys = (
+            value
+            if isinstance(value, dict)
+            else range(len(value))
+            if isinstance(value, list)
+            else ()
+        )
+        for key in keys:
+            yield (*way, key)
+            yield from ways(value[key], (*way, key))
+
+    for *way, last in ways(document, ()):
+        for new in (*VALUES, ...):
+            copy = deepcopy(document)
+            holder = copy
+            for key in way:
+                holder = holder[key]
+            if new is ...:
+                del holder[last]
+            else:
+                holder[last] = new
+            yield copy
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_a_damaged_file_is_read_or_refused_by_its_place(tmp_path, form):
+    file = written(tmp_path, FILES[form], "one line")
+    assert list(load(file, "turns"))
+    refused = []
+    for document in damaged(FILES[form]):
+        file.write_text(json.dumps(document))
+        try:
+            list(load(file, "turns"))
+        except DatasetError as error:
+            refused.append(str(error))
+    assert len(refused) > 5
+    assert all(str(file) in message for message in refused)

@@ -442,7 +442,7 @@ def message_text(message: Mapping[str, Any], left_out: Counter[str]) -> str:
     lines = [*_texts(message.get("content"), left_out)]
     if isinstance(message.get("refusal"), str):
         lines.append(message["refusal"])
-    kind = message.get("type")
+    kind = str(message.get("type"))  # of a field from a file, anything
     if kind in _CALLS or (kind in _RESULTS and _RESULTS[kind] != "content"):
         lines += _part(message, left_out)
     calls = message.get("tool_calls") or []
@@ -468,7 +468,7 @@ def _texts(content: Any, left_out: Counter[str]) -> Iterator[str]:
 
 
 def _part(part: Mapping[str, Any], left_out: Counter[str]) -> Iterator[str]:
-    kind = part.get("type", "text" if "text" in part else "part without a type")
+    kind = str(part.get("type", "text" if "text" in part else "part without a type"))
     if kind in _CALLS:
         yield from _call(part, left_out)
     elif kind in _RESULTS:
@@ -476,7 +476,7 @@ def _part(part: Mapping[str, Any], left_out: Counter[str]) -> Iterator[str]:
     elif isinstance(text := part.get(_TEXT_FIELDS.get(kind, "")), str):
         yield text
     else:
-        left_out[str(kind)] += 1
+        left_out[kind] += 1
 
 
 def _call(call: Any, left_out: Counter[str]) -> Iterator[str]:

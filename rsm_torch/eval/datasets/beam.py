@@ -16,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from rsm_torch.eval.datasets.episode import DatasetError, Episode, Question
-from rsm_torch.eval.datasets.fields import answer_text, optional, parse, read_json, required
+from rsm_torch.eval.datasets.fields import (
+    answer_text,
+    optional,
+    parquet_rows,
+    parse,
+    read_json,
+    required,
+)
 from rsm_torch.text.items import Item
 
 NAME = "beam"
 SIZES = ("100k", "500k", "1m", "10m")
 MESSAGE_KEY = "message"
+COLUMNS = ("conversation_id", "chat", "plans", "probing_questions")
 PARQUET = b"PAR1"  # how a Parquet file begins
 _CUT_CHAT = "chat_trunecated.json"  # spelled so
 _QUESTIONS = "probing_questions/probing_questions.json"
@@ -44,8 +52,7 @@ def episodes(path: Path, only: str | None = None) -> Iterator[Episode]:
     """The chat of a `chat.json`, or those of a Parquet file; with `only`, just that one."""
     if path.suffix == ".parquet":
         size = path.name.partition("-")[0]
-        for number, row in enumerate(_rows(path)):
-            place = f"{path}, row {number}"
+        for place, row in parquet_rows(path, COLUMNS):
             name = f"{size}-{required(row, 'conversation_id', str, place)}"
             if only is None or only == name:
                 yield from_row(name, row, place)
@@ -61,10 +68,12 @@ def episodes(path: Path, only: str | None = None) -> Iterator[Episode]:
 
 
 def from_row(name: str, row: Mapping[str, Any], place: str) -> Episode:
-    """The chat of a row of the hub: batches of messages, or (10M) plans of such batches, and the
-    questions, written as a Python dict."""
-    batches: list[Batch] = []
-    for number, plan in enumerate(optional(row, "plans", list, place) or [row]):
+    """The chat of a row of the hub: batches of messages; or (10M) plans, in the form of the
+    repository's files, or each with its batches; and the questions, written as a Python dict."""
+    chat = row.get("chat")
+    whole = isinstance(chat, list) and bool(chat) and isinstance(chat[0], dict)
+    batches = _batches(chat, f"{place}, chat") if whole else []
+    for number, plan in enumerate([] if whole else optional(row, "plans", list, place) or [row]):
         where = f"{place}, plans[{number}]" if row.get("plans") else place
         _append(batches, [list(batch) for batch in required(plan, "chat", list, where)], where)
     questions = row.get("probing_questions")
@@ -94,21 +103,6 @@ def message_ids(value: Any) -> list[str]:
     return [] if value is None else [str(value)]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DatasetError(
-            f"{path}: reading Parquet files needs pyarrow (pip install pyarrow); or give the "
-            "folder of a clone of https://github.com/mohammadtavakoli78/BEAM"
-        ) from None
-    columns = ("conversation_id", "chat", "plans", "probing_questions")
-    with parquet.ParquetFile(path) as file:
-        known = [name for name in columns if name in file.schema_arrow.names]
-        for batch in file.iter_batches(batch_size=1, columns=known):
-            yield from batch.to_pylist()
-
-
 def _batches(document: Any, place: str) -> list[Batch]:
     """The batches of a `chat.json`, whose messages stand in turns; those of a 10M chat in plans."""
     if not isinstance(document, list):
@@ -116,7 +110,8 @@ def _batches(document: Any, place: str) -> list[Batch]:
     batches: list[Batch] = []
     for number, part in enumerate(document):
         where = f"{place}, [{number}]"
-        plan = next(filter(_PLAN.fullmatch, part), None) if isinstance(part, dict) else None
+        plans = filter(_PLAN.fullmatch, part) if isinstance(part, dict) else ()
+        plan = next((name for name in plans if part[name] is not None), None)
         if plan is not None:
             _append(batches, _batches(part[plan], f"{where}.{plan}"), f"{where}.{plan}")
             continue

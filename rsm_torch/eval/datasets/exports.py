@@ -65,7 +65,7 @@ def _chatgpt(record: dict[str, Any], place: str, number: int) -> Turns:
         where = f"{place}, mapping[{at!r:.60}]"
         if len(path) > len(nodes):
             raise DatasetError(f"{where}: its parents go round in a circle")
-        if not isinstance(nodes.get(at), dict):
+        if not isinstance(at, str) or not isinstance(nodes.get(at), dict):
             raise DatasetError(f"{where}: no such message, though another names it")
         path.append((where, nodes[at].get("message")))
         at = nodes[at].get("parent")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,30 @@ def required(record: Any, name: str, kind: type, place: str) -> Any:
 
 def optional(record: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
     """`record[name]`, or an empty value of that kind where it is missing or null."""
+    if not isinstance(record, Mapping):
+        raise DatasetError(f"{place}: expected an object, got {type(record).__name__}")
     value = record.get(name)
     return kind() if value is None else _checked(value, name, kind, place)
+
+
+def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row of a Parquet file with its place, of those of these columns that it has."""
+    with parquet_file(path) as file:
+        known = [name for name in columns if name in file.schema_arrow.names]
+        rows = (row for some in file.iter_batches(1, columns=known) for row in some.to_pylist())
+        for number, row in enumerate(rows):
+            yield f"{path}, row {number}", row
+
+
+def parquet_file(path: Path) -> Any:
+    """A Parquet file, opened. DatasetError without pyarrow."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise DatasetError(
+            f"{path}: reading Parquet files needs pyarrow (pip install pyarrow)"
+        ) from None
+    return parquet.ParquetFile(path)
 
 
 def answer_text(value: Any) -> str | None:

@@ -12,6 +12,7 @@ from rsm_torch.eval.datasets import (
     locomo,
     locomo_plus,
     longmemeval,
+    memory_agent_bench,
     mmlu,
     plain,
     realmem,
@@ -93,6 +94,12 @@ FORMATS = {
         )
         for size in beam.SIZES
     },
+    memory_agent_bench.NAME: Format(
+        memory_agent_bench.recognises,
+        memory_agent_bench.episodes,
+        memory_agent_bench.NAME,
+        ("data/*.parquet", "*.parquet"),
+    ),
     toolbench.NAME: Format(
         toolbench.recognises,
         toolbench.episodes,

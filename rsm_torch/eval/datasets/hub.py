@@ -23,12 +23,19 @@ _BEAM_FILES = {
     size: f"data/{size.upper()}-00000-of-00001.parquet" for size in ("100k", "500k", "1m")
 }
 _LONGMEMEVAL = "xiaowu0162/longmemeval-cleaned"
+_ABILITIES = (
+    "Accurate_Retrieval", "Test_Time_Learning", "Long_Range_Understanding", "Conflict_Resolution",
+)  # fmt: skip
 HUB = {
     "ama_bench": Published("AMA-bench/AMA-bench", ("test/open_end_qa_set.jsonl",)),
     "longmemeval": Published(_LONGMEMEVAL, ("longmemeval_s_cleaned.json",)),
     "longmemeval_s": Published(_LONGMEMEVAL, ("longmemeval_s_cleaned.json",)),
     "longmemeval_oracle": Published(_LONGMEMEVAL, ("longmemeval_oracle.json",)),
     "longmemeval_m": Published(_LONGMEMEVAL, ("longmemeval_m_cleaned.json",)),
+    "memory_agent_bench": Published(
+        "ai-hyz/MemoryAgentBench",
+        tuple(f"data/{split}-00000-of-00001.parquet" for split in _ABILITIES),
+    ),
     "mmlu": Published("cais/mmlu"),
     "beam": Published(_BEAM, tuple(_BEAM_FILES.values())),
     **{f"beam_{size}": Published(_BEAM, (file,)) for size, file in _BEAM_FILES.items()},

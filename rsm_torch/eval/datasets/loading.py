@@ -9,9 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rsm_torch.eval.datasets import ama_bench, beam, mmlu, plain
+from rsm_torch.eval.datasets import ama_bench, beam, memory_agent_bench, mmlu, plain
 from rsm_torch.eval.datasets.episode import DatasetError, Episode
-from rsm_torch.eval.datasets.fields import parse, read_json
+from rsm_torch.eval.datasets.fields import parquet_file, parse, read_json
 from rsm_torch.eval.datasets.formats import FORMATS, format_name
 from rsm_torch.eval.datasets.hub import hub_files, hub_subjects
 from rsm_torch.eval.datasets.json_array import json_array
@@ -92,7 +92,9 @@ def detect(path: str | Path) -> str:
         return mmlu.NAME
     first = _opening(path)
     if first.startswith(beam.PARQUET):
-        return beam.NAME
+        with parquet_file(path) as file:
+            is_beam = "conversation_id" in file.schema_arrow.names
+        return beam.NAME if is_beam else memory_agent_bench.NAME
     if not first.startswith((b"{", b"[")):
         return plain.TEXT
     record = _first_record(path, first)
