@@ -166,19 +166,6 @@ def slices(questions: Sequence[Asked], most: int) -> Iterator[Sequence[Asked]]:
             start = place
 
 
-def _known(context: Context | Failure, asked: Asked) -> Context | Failure:
-    """A failure in place of a context that names chunks which its stream was not given yet."""
-    ids = context.ids if isinstance(context, Context) else ()
-    for id in ids:
-        if not (isinstance(id, str) and id.isdecimal() and int(id) < asked.after):
-            return Failure(
-                "UnknownId",
-                f"the context names the chunk {id!r:.40}, which the memory was not given of this "
-                "stream; Context.ids are the ids of the chunks in the text",
-            )
-    return context
-
-
 class Unit:
     """One memory with one seed, from empty to written; it is used up by `results`.
 
@@ -197,6 +184,7 @@ class Unit:
         self.memory: Any = plan.make(method, seed)
         self.broken: Failure | None = None
         self._written = dict.fromkeys((stream.key for stream in prepared.streams), 0)
+        self._places: dict[str, dict[str, int]] = {}  # of the chunks of a stream, by id
         self._write_s = 0.0
         self._spent: dict[tuple[str, int], dict[str, float]] = {}
 
@@ -268,8 +256,23 @@ class Unit:
             return dict.fromkeys(some, nothing), "observe"
         found = ask(self.memory, [one.query for one in some], budgets, self.plan.count)
         for one, got in zip(some, found, strict=True):
-            got.contexts[:] = [_known(context, one) for context in got.contexts]
+            got.contexts[:] = [self._known(context, one) for context in got.contexts]
         return dict(zip(some, found, strict=True)), "context"
+
+    def _known(self, context: Context | Failure, asked: Asked) -> Context | Failure:
+        """A failure in place of a context that names chunks which its stream was not given yet."""
+        stream = asked.stream
+        if stream.key not in self._places:
+            self._places[stream.key] = {chunk.id: n for n, chunk in enumerate(stream.chunks)}
+        place = self._places[stream.key]
+        for id in context.ids if isinstance(context, Context) else ():
+            if not isinstance(id, str) or place.get(id, asked.after) >= asked.after:
+                return Failure(
+                    "UnknownId",
+                    f"the context names the chunk {id!r:.40}, which the memory was not given of this "
+                    "stream; Context.ids are the ids of the chunks in the text",
+                )
+        return context
 
     def _lines(
         self, here: Sequence[tuple[Asked, int]], found: Mapping[Asked, Got], stage: str
