@@ -24,8 +24,9 @@ METHODS = {
 }  # fmt: skip
 # A TemporaryDirectory of theirs goes as a whole.
 TEMPORARY = {
-    "benchmarks/erasure.py", "benchmarks/texts.py", "benchmarks/side_by_side/skew_texts.py",
-    "rsm_torch/cli/choosing.py",
+    "benchmarks/erasure.py", "benchmarks/load.py", "benchmarks/texts.py",
+    "benchmarks/side_by_side/skew_texts.py", "rsm_torch/cli/choosing.py",
+    "rsm_torch/eval/comparing.py",
 }  # fmt: skip
 REMOVING = {"unlink", "rmdir", "rmtree", "removedirs"}
 FINDING = {"glob", "rglob", "iglob", "fnmatch"}

@@ -61,6 +61,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "absorb": {},
     "reembed": {"embedder": Hashed()},
     "slot": {"stream": "a"},
+    "streams": {"prefix": "a"},
 }
 ARGUMENTS = [
     (verb, name)
