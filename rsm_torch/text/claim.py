@@ -305,7 +305,9 @@ class Claim:
             if any(claim.here and claim._inode == inode for claim in _all()):
                 raise self.in_use()
             self._inode = inode
-            self.reads_only = not all(os.access(one, os.W_OK) for one in (file, file.parent))
+            self.reads_only = not all(
+                os.access(one, os.W_OK, effective_ids=True) for one in (file, file.parent)
+            )
         self._check_log(file)
 
     def hold(self, connection: Any) -> None:

@@ -589,7 +589,7 @@ def explanation(error: sqlite3.Error, claim: Claim) -> Exception:
     if code in BUSY:
         return claim.in_use()
     # A file that the system lets us write, and that says it is not to be written, is damaged.
-    writable = claim.path is not None and os.access(claim.path, os.W_OK)
+    writable = claim.path is not None and os.access(claim.path, os.W_OK, effective_ids=True)
     if code in SYSTEM and not (code == sqlite3.SQLITE_READONLY and writable):
         return OSError(f"path: cannot use {where}: {error}")
     if code == sqlite3.SQLITE_TOOBIG:

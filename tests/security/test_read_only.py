@@ -182,6 +182,22 @@ def test_a_log_that_cannot_be_moved_is_named(path, folder):
         assert as_user(lambda: AgentMemory(Hashed(), path=path).streams()) == ["a", "b"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights for a while")
+def test_rights_are_those_that_are_in_effect(path):
+    def work():
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        with AgentMemory(Hashed(), path=path) as memory:
+            found = memory.streams()
+            try:
+                memory.add("x", "a")
+            except PermissionError:
+                return found
+        return "written"
+
+    assert in_child(work, lambda: None) == ["a", "b"]
+
+
 def test_no_file_can_be_made(folder):
     folder.chmod(0o555)
     found = as_user(lambda: AgentMemory(Hashed(), path=folder / "new.db"))
