@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import resource
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -31,11 +29,10 @@ from typing import Any
 
 import numpy as np
 from langgraph.store.base import PutOp
-from texts import RESULTS, TAU, Stub, Texts, tokens
+from texts import TAU, Stub, Texts, save, tokens
 
 from rsm_torch.config import RSMConfig
 from rsm_torch.integrations.langgraph import RSMStore
-from rsm_torch.provenance import installed, load, provenance
 from rsm_torch.text import AgentMemory, AsyncAgentMemory
 from rsm_torch.text.index import ALL_ATOMS
 
@@ -354,17 +351,9 @@ def main() -> None:
     parser.add_argument("--max-bytes", type=int, default=64_000_000)
     parser.add_argument("--out", type=Path, help="instead of benchmarks/results/load-WHAT.json")
     parser.add_argument("--note", default="", help="on the machine, such as what else ran")
+    parser.set_defaults(dim=DIM)
     given = parser.parse_args()
-    report: dict[str, Any] = {**provenance(), "load before": load(), "dim": DIM, "rows": []}
-    report["machine"]["note"] = given.note
-    report["versions"] |= {name: installed(name) for name in ("langgraph", "ray")}
-    with tempfile.TemporaryDirectory() as folder:
-        for row in globals()[given.what](given, Path(folder)):
-            print(json.dumps(row), flush=True)
-            report["rows"].append(row)
-    report["load after"] = load()
-    out = given.out or RESULTS / f"load-{given.what}.json"
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    save(globals()[given.what], given, "load", ("langgraph", "ray"))
 
 
 if __name__ == "__main__":

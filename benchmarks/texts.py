@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -382,15 +382,25 @@ def main() -> None:
     parser.add_argument("--note", default="", help="on the machine, such as what else ran")
     parser.add_argument("--peers", action="store_true")
     given = parser.parse_args()
+    save(globals()[given.what], given, "texts", PEER_PACKAGES)
+
+
+def save(
+    work: Callable[[argparse.Namespace, Path], Iterator[dict[str, Any]]],
+    given: argparse.Namespace,
+    kind: str,
+    packages: Iterable[str],
+) -> None:
+    """Print the rows that some work makes, and write them with what they were made with."""
     report: dict[str, Any] = {**provenance(), "load before": load(), "dim": given.dim, "rows": []}
     report["machine"]["note"] = given.note
-    report["versions"] |= {name: installed(name) for name in PEER_PACKAGES}
+    report["versions"] |= {name: installed(name) for name in packages}
     with tempfile.TemporaryDirectory() as folder:
-        for row in globals()[given.what](given, Path(folder)):
+        for row in work(given, Path(folder)):
             print(json.dumps(row), flush=True)
             report["rows"].append(row)
     report["load after"] = load()
-    out = given.out or RESULTS / f"texts-{given.what}.json"
+    out = given.out or RESULTS / f"{kind}-{given.what}.json"
     out.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -12,7 +12,7 @@ from cli_support import Words, refused, rsm
 from memory_support import D
 
 from rsm_torch import AgentMemory, Item, RSMConfig, StreamMemory
-from rsm_torch.cli import embedding, inspect_web
+from rsm_torch.cli import embedding
 
 HOSTILE = [
     "</script><script>document.title='taken'</script>", "<img src=x onerror=\"document.title='taken'\">",
@@ -100,7 +100,7 @@ def test_questions_say_what_they_get_and_why(memory, tmp_path):
             for n, hit in enumerate(plain, 1) if hit.id in {h["id"] for h in second["hits"]}
         }  # fmt: skip
     named = {hit["text"] for hit in first["hits"] if hit["named"]}
-    assert named <= {"the parcel 7 came"}
+    assert named == {"the parcel 7 came"}
     assert set(first["rules"]) == {"embedding", "with words", "with surroundings"}
 
 
@@ -137,17 +137,6 @@ def test_what_is_wrong_is_told(memory, tmp_path):
     assert "--stream: there are 2; choose one" in refused(rsm(*asked))
     assert "no stream 'cat'" in refused(rsm(*asked, "--stream", "cat"))
     assert not page.exists()
-
-
-@pytest.mark.parametrize(
-    ("scores", "leading"), [([], 0), ([3, 2, 1], 0), ([1, 3, 2], 1), ([2, 1, 3, 2], 2), ([1, 1], 0)]
-)
-def test_what_stands_before_better_ones_was_named(scores, leading):
-    class One:
-        def __init__(self, score):
-            self.score = score
-
-    assert inspect_web._leading(list(map(One, scores))) == leading
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")

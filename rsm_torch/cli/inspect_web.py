@@ -152,8 +152,7 @@ def _answer(memory: AgentMemory, question: str, stream: str, max_tokens: int) ->
     found = {
         rule: memory.search(question, stream, top_k=every, **how) for rule, how in rules.items()
     }
-    led = memory.search(question, stream, top_k=every)
-    named = {hit.id for hit in led[: _leading(led)]}
+    named = _named(memory, question, found["embedding"])
     place = {rule: {hit.id: n for n, hit in enumerate(hits, 1)} for rule, hits in found.items()}
     score = {rule: {hit.id: hit.score for hit in hits} for rule, hits in found.items()}
     items = {hit.id: hit for hit in found["embedding"]}
@@ -171,11 +170,13 @@ def _answer(memory: AgentMemory, question: str, stream: str, max_tokens: int) ->
     }  # fmt: skip
 
 
-def _leading(hits: Sequence[Hit]) -> int:
-    """How many stand before better ones, and so were named."""
-    best, leading = float("-inf"), 0
-    for n in range(len(hits) - 1, -1, -1):
-        if hits[n].score < best and not leading:
-            leading = n + 1
-        best = max(best, hits[n].score)
-    return leading
+def _named(memory: AgentMemory, question: str, hits: Sequence[Hit]) -> set[str]:
+    """The ids of those of these items whose step, session or time a question names."""
+    from rsm_torch.text import addresses
+    from rsm_torch.text.items import Key
+
+    keys = sorted(  # in the order in which they came, by which sessions are counted
+        (Key(int(hit.id), hit.step, hit.session, hit.time, hit.created) for hit in hits),
+        key=lambda key: key.id,
+    )
+    return {str(id) for _, id in addresses(question, memory._clock()).select(keys)}

@@ -123,8 +123,7 @@ class AsyncAgentMemory:
 
     async def add(self, texts: Any, stream: str, *args: Any, **how: Any) -> list[str]:
         """As `AgentMemory.add`."""
-        size = 1 if isinstance(texts, str) or not isinstance(texts, Sequence) else len(texts)
-        return await self._ask("add", (texts, stream, *args), how, [stream], size)
+        return await self._ask("add", (texts, stream, *args), how, [stream], _number(texts))
 
     async def search(self, query: str, stream: str, **how: Any) -> list[Hit]:
         """As `AgentMemory.search`."""
@@ -166,8 +165,7 @@ class AsyncAgentMemory:
 
     async def put(self, texts: Any, stream: str, **how: Any) -> list[str]:
         """As `AgentMemory.put`."""
-        size = 1 if isinstance(texts, str) or not isinstance(texts, Sequence) else len(texts)
-        return await self._ask("put", (texts, stream), how, [stream], size)
+        return await self._ask("put", (texts, stream), how, [stream], _number(texts))
 
     async def get(self, id: str | None = None, **how: Any) -> StoredItem | None:
         """As `AgentMemory.get`. By id alone it waits for what other streams have under way, too."""
@@ -349,6 +347,11 @@ class AsyncAgentMemory:
             return getattr(self.memory, request.verb)(*request.args, **request.how), None
         except BaseException as error:  # noqa: BLE001
             return None, _shown(error)  # whoever asked raises it
+
+
+def _number(texts: Any) -> int:
+    """How many texts there are to embed."""
+    return 1 if isinstance(texts, str) or not isinstance(texts, Sequence) else len(texts)
 
 
 def _named(how: Mapping[str, Any]) -> list[str] | None:

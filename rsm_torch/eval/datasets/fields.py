@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,22 @@ def json_lines(path: Path) -> Iterator[tuple[str, str]]:
                     yield f"{path}, line {number}", line.rstrip()
         except UnicodeDecodeError as error:
             raise not_text(path, error) from None
+
+
+def records(path: Path) -> Iterable[tuple[str, Any]]:
+    """Each record of a JSON file with its place: the elements of an array, a value a line, or one
+    document over many lines."""
+    with path.open(encoding="utf-8-sig") as file:
+        is_list = file.read(1024).lstrip().startswith("[")
+    if is_list:
+        return ((f"{path}, [{i}]", record) for i, record in enumerate(read_json(path)))
+    lines = json_lines(path)
+    place, line = next(lines, ("", ""))
+    if line.strip() == "{" or (line and not line.endswith("}")):  # one document over many lines
+        return [(str(path), read_json(path))]
+    return (
+        (place, parse(line, place)) for place, line in chain([(place, line)] * bool(line), lines)
+    )
 
 
 def parse(text: str, place: str) -> Any:

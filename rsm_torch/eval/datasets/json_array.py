@@ -9,22 +9,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rsm_torch.eval.datasets.episode import DatasetError
-from rsm_torch.eval.datasets.fields import json_lines, not_text, parse, unreadable
+from rsm_torch.eval.datasets.fields import not_text, unreadable
 
 CHUNK = 1 << 20  # characters read at first; an element that needs more doubles what is held
 _SPACE = re.compile(r"[ \t\n\r]*")
 # An element cut by the end of what is held fails there, or where its last string begins.
 _MARGIN = 16
-
-
-def records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each record of a file with its place: an element of its array, or a line."""
-    with path.open(encoding="utf-8-sig") as file:
-        is_list = file.read(1024).lstrip().startswith("[")
-    if is_list:
-        yield from json_array(path)
-    else:
-        yield from ((place, parse(line, place)) for place, line in json_lines(path))
 
 
 def json_array(path: Path) -> Iterator[tuple[str, Any]]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rsm_torch.eval.datasets.episode import DatasetError, Episode, Question
-from rsm_torch.eval.datasets.fields import optional, parquet_rows, required
-from rsm_torch.eval.datasets.json_array import records
+from rsm_torch.eval.datasets.fields import optional, parquet_rows, records, required
 from rsm_torch.text.items import Item, is_blank
 
 NAME = "memory_agent_bench"

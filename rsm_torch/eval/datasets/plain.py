@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,9 @@ from rsm_torch.eval.datasets.episode import DatasetError, Episode, Question
 from rsm_torch.eval.datasets.exports import turns_of
 from rsm_torch.eval.datasets.fields import (
     answer_text,
-    json_lines,
     optional,
-    parse,
-    read_json,
     read_text,
+    records,
     required,
 )
 from rsm_torch.text.chunking import message_text, storable
@@ -203,27 +200,13 @@ def _parts(text: str) -> list[str]:
 
 def _turns(path: Path) -> Iterator[tuple[str, Any]]:
     """Turns and questions, also those that exports of other programs hold."""
-    for number, (place, record) in enumerate(_records(path), 1):
+    for number, (place, record) in enumerate(records(path), 1):
         found = None if _is_own(record) else turns_of(record, place, number)
         yield from [(place, record)] if found is None else found
 
 
 def _is_own(record: Any) -> bool:
     return isinstance(record, dict) and (QUESTION in record or isinstance(record.get("text"), str))
-
-
-def _records(path: Path) -> Iterable[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as file:
-        is_list = file.read(1024).lstrip().startswith("[")
-    if is_list:
-        return ((f"{path}, [{i}]", record) for i, record in enumerate(read_json(path)))
-    lines = json_lines(path)
-    place, line = next(lines, ("", ""))
-    if line.strip() == "{" or (line and not line.endswith("}")):  # one document over many lines
-        return [(str(path), read_json(path))]
-    return (
-        (place, parse(line, place)) for place, line in chain([(place, line)] * bool(line), lines)
-    )
 
 
 def _turn(record: Any, place: str, left_out: Counter[str]) -> tuple[str | None, Item | None]:
